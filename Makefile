@@ -44,7 +44,7 @@ venv-tf1: .venv-tf1/.done
 
 # and what tests and docs need
 .venv/.done: .venv/.demo
-	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,picture,dev,docs]'
+	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,commands,dev,docs]'
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
 	  'import importlib.metadata as m; print(".".join(m.version(m.packages_distributions()["tensorflow"][0]).split(".")[:2]))').*"
@@ -54,7 +54,7 @@ venv-tf1: .venv-tf1/.done
 	@test -n "$(PYTHON37)" || { echo "make: Python 3.7 is needed for TensorFlow 1.15: none on PATH and none in pyenv (set PYTHON37=...)" >&2; exit 1; }
 	$(PYTHON37) -m venv .venv-tf1
 	.venv-tf1/bin/python -m pip install --quiet --upgrade pip
-	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,picture,dev]'
+	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,commands,dev]'
 	@touch $@
 
 # TensorFlow's plug-in that shows GPUs on a machine without one: tests/emulated_gpu/README.md

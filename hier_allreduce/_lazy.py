@@ -11,7 +11,9 @@ from typing import Any, Callable, Mapping, Sequence
 _EXTRAS = {
     "tensorflow": "tf",
     "tensorpack": "tensorpack",
-    "matplotlib": "picture",
+    "matplotlib": "commands",
+    "psutil": "commands",
+    "tqdm": "commands",
 }  # what installs a package that may be missing
 
 

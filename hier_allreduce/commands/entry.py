@@ -1,7 +1,8 @@
 """``hier-allreduce COMMAND``: the command line, and errors as one line.
 
 A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. Anything that it
-calls may raise a :class:`.HierAllreduceError`, whose message is that line.
+calls may raise a :class:`.HierAllreduceError`, or a ModuleNotFoundError for a package of an extra;
+its message is that line.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def parser() -> Parser:
 def main(argv: Optional[List[str]] = None) -> int:
     """Run one command, and return its exit status.
 
-    An error of this package or of the system is printed as one line; the status is 2. Characters
-    that the encoding of standard output lacks are printed as ``?``, because files on Windows have
-    no ``→``.
+    An error of this package or of the system, or a missing package, is printed as one line; the
+    status is 2. Characters that the encoding of standard output lacks are printed as ``?``, because
+    files on Windows have no ``→``.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -72,7 +73,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     except BrokenPipeError:  # `hier-allreduce doctor | head`
         _forget_output()
         return 0
-    except (HierAllreduceError, OSError, KeyboardInterrupt) as error:
+    except (HierAllreduceError, ModuleNotFoundError, OSError, KeyboardInterrupt) as error:
         if isinstance(error, OSError):  # a full disk, for example
             _forget_output()
         name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"

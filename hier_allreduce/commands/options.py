@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NoReturn, Sequence, Tuple
 
@@ -133,19 +134,24 @@ def _number(
 
 
 def output(text: str) -> Path:
-    """Read the path of a file to write, in a folder that can be made; nothing is made yet."""
+    """Read the path of a file that can be written; nothing is left of the attempt."""
     path = Path(text)
+    missing: List[Path] = []
     try:
         if path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is no name of a file, such as folder/file")
-        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if os.path.lexists(text) and not path.is_file():  # a pipe, a device, a link to nothing
+            raise argparse.ArgumentTypeError(f"{text!r} exists, and is no file")
+        missing = [folder for folder in path.absolute().parents if not folder.exists()]
+        make_folder(path)
+        with tempfile.TemporaryFile(dir=str(path.parent)):
+            return path
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: its folder cannot be made: {error}") from None
-    if not above.is_dir() or not os.access(str(above), os.W_OK):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: its folder cannot be made: {above} is no folder that can be written to"
-        )
-    return path
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {error}") from None
+    finally:
+        for folder in missing:  # the innermost first
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def make_folder(path: Path) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
-from ..measured import with_candidate, with_clock
 from ..planning import Strategy, run, strategy_from
 from ..planning.chunks import Load
 from ..planning.plan import complete_on, copies_in, root_of, sums_in, sums_to
@@ -37,6 +36,7 @@ from .columns import (
 from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
 from .lead import limit_lead
+from .measuring import hook
 from .names import check_scope, variable_names
 from .packing import Packing
 from .record import describe, log_once, record
@@ -190,7 +190,6 @@ def allreduce_grads_and_vars(
 # ---- the road ------------------------------------------------------------------------------------
 
 
-@with_candidate
 def plan_gradients(
     rows: Sequence[Sequence[Any]],
     devices: Sequence[Any],
@@ -218,18 +217,19 @@ def plan_gradients(
     if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     hosts = 1 if cluster is None else cluster.size
+    strategy = hook().strategy(strategy, hosts)
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
         strategy = replace(strategy, sparse="dense")
     columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
 
     # Decide which gradients share a chunk, and by which steps each chunk travels.
     layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks, C schedules
+    hook().planned(layout, strategy, load)
     if len(devices) > 1:
         log_once(describe(layout))
     return layout
 
 
-@with_clock
 def add_ops(
     layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[Cluster] = None
 ) -> List[Tuple[Any, ...]]:
@@ -243,7 +243,8 @@ def add_ops(
         gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
         facts = {"average": bool(average), "layout": layout.fingerprint}
         cluster.announce(name, len(layout.devices), gradients, facts)
-    return _reduced(layout, Context(layout.devices, average, cluster), name)
+    rows = _reduced(layout, Context(layout.devices, average, cluster), name)  # K × N
+    return list(hook().reduced(rows))
 
 
 def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...]]:

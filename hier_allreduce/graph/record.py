@@ -41,7 +41,7 @@ class SentTensor(NamedTuple):
     variables: Tuple[str, ...]
     schedule: Schedule
     elements: Optional[int]
-    is_rows: bool = False
+    is_rows: bool
     copied: str
 
 

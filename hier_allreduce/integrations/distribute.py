@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..compat import mirrored_factory, replica_values
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads
-from ..measured import measurement, with_clock
+from ..graph.measuring import Rows, hook
 from ..planning import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -61,7 +61,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
                 " page about Keras shows"
             )
-        self._peer = _measured_peer()
+        self._peer = _peer()
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
     def __iter__(self) -> NoReturn:
@@ -130,7 +130,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         for devices, numbers in groups.items():
             pairs = [value_destination_pairs[number] for number in numbers]
             if self._peer:
-                reduced = _reduced_by(self._peer, reduce_op, pairs, *options)
+                reduced: Rows = _reduced_by(self._peer, reduce_op, pairs, *options)
             else:
                 columns = [replica_values(value) for value, _ in pairs]
                 rows = list(zip(*columns))  # K × N
@@ -151,20 +151,16 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         return self._makers[devices]
 
 
-def _measured_peer() -> Any:
-    """Return TensorFlow's all-reduce that ``hier-allreduce tune`` measures; None in other runs."""
-    asked = measurement()
-    if asked is None:
-        return None
-    asked.note(front_end="keras")
-    return getattr(tf.distribute, asked.peer)() if asked.peer else None
+def _peer() -> Any:
+    """Return TensorFlow's all-reduce that is being measured; None in other programs."""
+    name = hook().peer("keras")
+    return getattr(tf.distribute, name)() if name else None
 
 
-@with_clock
-def _reduced_by(peer: Any, reduce_op: Any, pairs: Any, *options: Any) -> List[Tuple[Any, ...]]:
+def _reduced_by(peer: Any, reduce_op: Any, pairs: Any, *options: Any) -> Rows:
     """Return K rows of N values that a peer has reduced."""
     values = peer.batch_reduce(reduce_op, pairs, *options)
-    return list(zip(*map(replica_values, values)))
+    return hook().reduced(list(zip(*map(replica_values, values))))
 
 
 def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:

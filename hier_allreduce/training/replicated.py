@@ -75,12 +75,11 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
 
     Returns the op, and the copies: the variables, and the state that belongs to them.
     """
-    layout = towers.plan()
     reads = Reads(towers.grads)
     variables = towers.variables
     for tower, row in enumerate(variables):
         check_slots(optimizer, dict(enumerate(row)), tower, towers.devices)
-    reduced = towers.reduce(layout)
+    reduced = towers.reduce()
     graph = tf1.get_default_graph()
     rates = _shared_rates(optimizer, towers.devices[0])
     ops: List[Any] = []

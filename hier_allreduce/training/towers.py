@@ -82,14 +82,20 @@ class Towers(NamedTuple):
         options = self.average, self.strategy, self.cluster
         return plan_gradients(self.grads, self.devices, *options, names, load)
 
-    def reduce(self, layout: Layout) -> List[Sequence[Any]]:
+    def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        rows = self._reduced(layout, "hier_allreduce")
+        rows = self.reduced
+        if rows is None:
+            layout = layout or self.plan()
+            rows = add_ops(layout, self.average, "hier_allreduce", self.cluster)
         return [self._transformed(tower, row) for tower, row in enumerate(rows)]
 
     def reduce_on(self, tower: int) -> Sequence[Any]:
         """Return N reduced gradients, transformed, on one tower only."""
-        rows = self._reduced(sums_on(self.plan(), tower), f"reduce_to_tower_{tower}")
+        rows = self.reduced
+        if rows is None:
+            layout = sums_on(self.plan(), tower)
+            rows = add_ops(layout, self.average, f"reduce_to_tower_{tower}", self.cluster)
         return self._transformed(tower, rows[tower])
 
     def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:
@@ -99,13 +105,8 @@ class Towers(NamedTuple):
         """
         if self.transform is not None:
             return self.reduce(layout)
-        rows = self._reduced(sums_only(layout), "reduce_to_roots")
+        rows = add_ops(sums_only(layout), self.average, "reduce_to_roots", self.cluster)
         return [self._transformed(tower, row) for tower, row in enumerate(rows)]
-
-    def _reduced(self, layout: Layout, name: str) -> Sequence[Sequence[Any]]:
-        if self.reduced is not None:
-            return self.reduced
-        return add_ops(layout, self.average, name, self.cluster)
 
     def _transformed(self, tower: int, row: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""

@@ -23,7 +23,7 @@ BUILT = AllReduce(
     "flat",
     ("/gpu:0", "/gpu:1"),
     1,
-    (SentTensor("v", ("w",), SCHEDULE, 250, ""),),
+    (SentTensor("v", ("w",), SCHEDULE, 250, False, ""),),
 )
 NODES = [
     # device, label, when it was scheduled, begun and done by the host

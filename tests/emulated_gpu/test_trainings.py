@@ -68,6 +68,6 @@ def test_doctor_compares_copies_of_gpus(tmp_path):
 
 def test_tune_measures_a_program_on_gpus(tmp_path):
     program = [sys.executable, EXAMPLES / "towers.py", "--gpus", "--devices", "2", "--steps", "50"]
-    options = ["--minutes", "3", "--only", "tower-0-sum"]
+    options = ["--minutes", "2", "--only", "tower-0-sum"]
     status, out = command("tune", *options, "--", *program, folder=tmp_path)
-    assert status == 0 and re.search(r"^tower-0-sum +\d", out, re.MULTILINE), out
+    assert status == 0 and re.search(r"^tower-0-sum \(as it was\) +\d", out, re.MULTILINE), out

@@ -6,17 +6,17 @@ from pathlib import Path
 BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
-from hier_allreduce.measured import measurement
+from hier_allreduce.commands.tune.protocol import ProgramFacts, Request
 
 with open("groups", "a") as file:
     print(os.getpgrp(), file=file)
-asked = measurement()
+asked = Request.read(os.environ["HIER_ALLREDUCE_TUNE"])
 algorithm = asked.changes.get("algorithm", "")
 
 def build(**facts):
-    usual = dict(front_end="keras", towers=4, gpus=False, bytes=1 << 20, chunk_bytes=8 << 20,
-                 algorithm="flat", is_default=True, kept={"missing": "zeros"})
-    asked.note(**{**usual, **facts})
+    plans = {name: name for name in asked.strategies}
+    usual = ProgramFacts("keras", "replicated", 4, False, 1 << 20, "auto", plans)
+    usual._replace(kept={"missing": "zeros"}, **facts).write(asked.clock)
 
 def train(steps, milliseconds=10.0):
     build()

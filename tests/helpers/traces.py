@@ -85,7 +85,7 @@ def all_reduces(name: str) -> List[AllReduce]:
             Reduce(tuple(srcs), dst) if kind == "Reduce" else Copy(srcs[0], dst)
             for kind, srcs, dst in steps
         ]
-        tensors.append(SentTensor(tensor, (), tuple(schedule), elements, ""))
+        tensors.append(SentTensor(tensor, (), tuple(schedule), elements, False, ""))
     return [
         AllReduce(built["scope"], built["algorithm"], tuple(built["devices"]), 1, tuple(tensors))
     ]

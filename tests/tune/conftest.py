@@ -10,8 +10,8 @@ import pytest
 from helpers.timed_programs import BEGIN
 
 from hier_allreduce.commands.tune.progress import Progress
+from hier_allreduce.commands.tune.rounds import Rounds
 from hier_allreduce.commands.tune.run import Runner
-from hier_allreduce.commands.tune.search import Search
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def runner(tmp_path):
 
 
 @pytest.fixture
-def search(runner):
-    """``search(command)``: a search that may be run; its options are those of ``Runner``."""
+def rounds(runner):
+    """``rounds(command)``: rounds that may be run; its options are those of ``Runner``."""
 
-    def search(command, only=("flat",), **options):
-        return Search(runner(command, **options), None, only, Progress(300.0))
+    def rounds(command, only=("flat",), **options):
+        return Rounds(runner(command, **options), None, only, Progress(300.0))
 
-    return search
+    return rounds

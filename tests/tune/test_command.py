@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,17 +21,57 @@ ONLY = ["--only", "tree", "--minutes", "5"]
 
 
 @pytest.fixture(autouse=True)
-def few_turns(monkeypatch):
-    monkeypatch.setattr("hier_allreduce.commands.tune.search.MOST_LAST_TURNS", 1)
+def few_rounds(monkeypatch):
+    monkeypatch.setattr("hier_allreduce.commands.tune.rounds.MOST_ROUNDS", 6)
 
 
 def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
     assert main(["tune", *ONLY, "-o", "new/best.yaml", "--", *program(FASTER)]) == 0
     out = capsys.readouterr().out
-    assert "use tree-2MiB: it takes 10% less time a step" in out and "← use this" in out
-    assert Strategy.load("new/best.yaml") == Strategy("tree", chunk_bytes=2 << 20, missing="zeros")
+    assert "tree takes 10% less time a step" in out and "← use this" in out
+    assert Strategy.load("new/best.yaml") == Strategy("tree", missing="zeros")
     written = Path("new/best.yaml").read_text(encoding="utf-8")
-    assert "# use tree-2MiB" in written and "null" not in written
+    assert "# use tree, and not the program as it is" in written and "null" not in written
+    # its own file is written again, but none of somebody else
+    assert main(["tune", *ONLY, "-o", "new/best.yaml", "--", *program(FASTER)]) == 0
+
+
+@pytest.fixture
+def others_file(tmp_path):
+    """``others_file(kind)``: the path of a file that ``tune`` has not written."""
+
+    def others_file(kind):
+        path = tmp_path / kind
+        if kind == "pipe":
+            os.mkfifo(str(path))
+        elif kind == "link to nothing":
+            path.symlink_to(tmp_path / "nothing")
+        elif kind == "link":
+            path.symlink_to(tmp_path / "train.py")
+        elif kind == "strategy":
+            path.write_text("algorithm: flat\n", encoding="utf-8")
+        return path
+
+    return others_file
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("train.py", "tune has not written it: choose another name"),
+        ("link", "tune has not written it: choose another name"),
+        ("strategy", "tune has not written it: choose another name"),
+        ("pipe", "exists, and is no file"),
+        ("link to nothing", "exists, and is no file"),
+    ],
+)
+def test_nothing_of_others_is_overwritten(program, others_file, capsys, kind, fault):
+    command = program(FASTER)
+    path = others_file(kind)
+    assert main(["tune", *ONLY, "-o", str(path), "--", *command]) == 2
+    error = capsys.readouterr().err
+    assert f"-o: {str(path)!r}" in error and fault in error and not Path("groups").exists()
+    assert FASTER in Path("train.py").read_text(encoding="utf-8")
 
 
 def test_a_program_that_stays_gets_no_file_and_no_folder(program, capsys):
@@ -38,7 +79,17 @@ def test_a_program_that_stays_gets_no_file_and_no_folder(program, capsys):
     assert main(["tune", *ONLY, "-o", "new/best.yaml", "--json", "--", *command]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["best"] is None and not Path("new").exists()
-    assert "new/best.yaml is not written: no difference: leave the program as it is" in err
+    assert "new/best.yaml is not written: keep the program as it is: no other one is faster" in err
+
+
+@pytest.mark.parametrize("package", ["psutil", "tqdm"])
+def test_a_missing_package_is_named_before_any_run(program, monkeypatch, capsys, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(sys, "meta_path", [])
+    assert main(["tune", *ONLY, "--", *program(FASTER)]) == 2
+    error = capsys.readouterr().err
+    assert f'tune needs {package}: python -m pip install ".[commands]"' in error
+    assert error.count("\n") == 1 and not Path("groups").exists()
 
 
 def test_a_picture_is_written(program):
@@ -76,8 +127,8 @@ def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and not left_over()
-    (now,) = json.loads(out)["candidates"]
-    assert now["candidate"] == "now" and now["step"] == pytest.approx(0.01)
+    (row,) = json.loads(out)["candidates"]
+    assert row["candidate"] == "the program as it is" and row["step"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +148,7 @@ def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
             ["--only", "flat_tre", "--", "python"],
             "--only: 'flat_tre' is no candidate; did you mean 'flat_tree'",
         ),
-        (["--only", "", "--", "python"], "--only: '' is no candidate; there are flat, tree,"),
+        (["--only", "", "--", "python"], "--only: '' is no candidate; there are auto, flat,"),
         (["--minutes", "soon", "--", "python"], "--minutes: 'soon': expected a time above 0"),
     ],
 )

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from helpers.graphs import IS_TF2
 
-from hier_allreduce import measured as measured_module
+from hier_allreduce import ClusterError, Strategy
+from hier_allreduce.commands.tune.candidates import Candidate, candidates_for, strategies_for
 from hier_allreduce.commands.tune.faults import NothingMeasured
-from hier_allreduce.measured import Measurement, read_facts
-from hier_allreduce.planning.candidate import NOW, Candidate, candidates_for
+from hier_allreduce.commands.tune.observer import VARIABLE
+from hier_allreduce.commands.tune.protocol import ProgramFacts, Request
+from hier_allreduce.graph.measuring import Hook, hook
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
@@ -45,35 +47,98 @@ if tf.__version__ >= "2":
 
 
 @pytest.fixture
-def run(tmp_path):
-    """``run(**changes)``: PROGRAM's output with a candidate, the facts, the lines of its clock."""
+def run(tmp_path, runner):
+    """``run(strategies, **changes)``: PROGRAM's output, the facts, the lines of its clock."""
+    runner([])  # writes the file that Python runs first
+    (observer,) = tmp_path.glob("outputs-*/observer")
 
-    def run(**changes):
+    def run(strategies=None, setting=None, **changes):
         clock = tmp_path / "clock"
-        setting = Measurement("", changes, str(clock)).as_text()
-        environment = {**os.environ, measured_module.VARIABLE: setting}
-        out = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, check=True
-        ).stdout
-        return json.loads(out), read_facts(str(clock)), clock.read_text().splitlines()
+        setting = setting or Request("", changes, str(clock), strategies or {}).text
+        path = os.pathsep.join([str(observer), *filter(None, sys.path)])
+        environment = {**os.environ, VARIABLE: setting, "PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=environment,
+            capture_output=True,
+        )
+        if done.returncode:
+            return done.stderr.decode()
+        lines = clock.read_text().splitlines()
+        return json.loads(done.stdout), ProgramFacts.read(str(clock)), lines
 
     return run
 
 
-def test_a_function_is_not_changed_without_the_variable():
-    assert measured_module.with_clock(len) is len
+def test_in_other_programs_the_hook_changes_nothing():
+    assert type(hook()) is Hook
+    rows = [(1.0, None)]
+    assert hook().reduced(rows) is rows and hook().peer("keras") == ""
 
 
 def test_the_first_allreduce_of_a_graph_has_the_clock(run):
     (values, clocks), facts, lines = run()
-    assert values == [[9.0, 18.0]] * 3 and clocks == 1 and facts["towers"] == 3
+    assert values == [[9.0, 18.0]] * 3 and clocks == 1 and facts.towers == 3
     # a line for each of two steps, also if a step needs one sum only, and for each of four calls
     assert len(lines) == (6 if IS_TF2 else 2)
 
 
-def test_a_candidate_changes_the_strategy(run):
-    (values, _), facts, _ = run(algorithm="flat_tree")
-    assert values == [[9.0, 18.0]] * 3 and facts["algorithm"] == "flat_tree"
+def test_a_candidate_changes_the_plan(run):
+    (values, _), tree, _ = run(algorithm="tree")
+    assert values == [[9.0, 18.0]] * 3
+    _, flat, _ = run()
+    assert flat.plan != tree.plan
+
+
+def test_the_first_run_tells_the_plans_of_the_candidates(run):
+    strategies = strategies_for(["flat", "tree", "hierarchical", "hierarchical-nvlink"], None)
+    _, facts, _ = run(strategies)
+    # on three towers two groups have the steps of flat, and there are no groups along NVLink
+    assert sorted(facts.plans) == ["flat", "hierarchical", "tree"]
+    assert facts.plan == facts.plans["flat"] != facts.plans["tree"]
+
+
+def test_a_variable_that_is_not_of_tune_is_named(run):
+    assert f"HierAllreduceError: {VARIABLE}='1': `hier-allreduce tune` sets" in run(setting="1")
+
+
+def test_a_program_that_sets_the_variable_itself_is_as_it_is():
+    environment = {**os.environ, VARIABLE: "1"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE)
+    assert done.returncode == 0 and json.loads(done.stdout)[1] == 0
+
+
+@pytest.fixture
+def hooked(tmp_path):
+    """The hook of a measured program, in this process but not used by it."""
+    from hier_allreduce.commands.tune.inside import MeasuredProgram
+
+    return MeasuredProgram(Request("", {"algorithm": "tree"}, str(tmp_path / "clock")))
+
+
+def test_a_sparse_gradient_waits_for_the_clock_and_stays_sparse(hooked, tmp_path):
+    import tensorflow as tf
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        rows = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([2]), tf.constant([3, 1]))
+        ((_, timed),) = hooked.reduced([(None, rows)])
+        assert session.run([timed.values, timed.indices])[1] == [2]
+    assert len((tmp_path / "clock").read_text().split()) == 1
+
+
+def test_rows_without_a_gradient_have_no_clock(hooked):
+    assert hooked.reduced([(None,), (None,)]) == [(None,), (None,)]
+
+
+def test_several_hosts_are_not_measured(hooked):
+    assert hooked.strategy(Strategy(sparse="dense"), 1) == Strategy("tree", sparse="dense")
+    with pytest.raises(ClusterError, match="tune measures one host, and this program has 2"):
+        hooked.strategy(Strategy(), 2)
+
+
+def test_of_two_allreduces_the_larger_one_is_told(run):
+    _, facts, _ = run()
+    assert facts.bytes == 8  # two gradients of one float32
 
 
 @pytest.fixture
@@ -84,20 +149,20 @@ def measured(runner, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
         runs = runner(command, patience=100.0, start_patience=250.0)
-        now = runs.run(Candidate(NOW), 0.0, 1)
-        assert not now.fault and now.seconds
-        (candidate,) = candidates_for(now.facts, None, [peer]).chosen
+        as_it_is = runs.run(Candidate(), 0.0, 0, strategies_for([], None))
+        assert not as_it_is.fault and as_it_is.seconds
+        (candidate,), _ = candidates_for(as_it_is.facts, {}, [peer])
         other = runs.run(candidate, 0.0, 1)
         assert not other.fault and other.seconds
-        return now.facts
+        return as_it_is.facts
 
     return measured
 
 
 def test_towers(measured):
     facts = measured("tower-0-sum", "towers", "--devices", "3", "--steps", "60")
-    assert (facts["front_end"], facts["towers"], facts["gpus"]) == ("towers", 3, False)
-    assert facts["is_default"]
+    assert (facts.front_end, facts.towers, facts.gpus) == ("towers", 3, False)
+    assert facts.plan == facts.plans["auto"]
 
 
 def test_tensorpack(measured):
@@ -105,13 +170,13 @@ def test_tensorpack(measured):
         pytest.importorskip("tf_keras")
     arguments = ("tensorpack_resnet", "--devices", "2", "--steps", "60", *SMALL)
     facts = measured("tensorpack-cpu", *arguments)
-    assert (facts["front_end"], facts["update"], facts["towers"]) == ("tensorpack", "replicated", 2)
+    assert (facts.front_end, facts.update, facts.towers) == ("tensorpack", "replicated", 2)
 
 
 @pytest.mark.tf2
 def test_keras(measured):
     facts = measured("ReductionToOneDevice", "keras_mirrored", "--devices", "2", "--epochs", "3")
-    assert (facts["front_end"], facts["towers"]) == ("keras", 2)
+    assert (facts.front_end, facts.towers) == ("keras", 2)
 
 
 UNCHANGED = """
@@ -125,8 +190,8 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 """
 
 
-def test_tensorflow_is_seen_in_a_program_without_ours(search, tmp_path):
+def test_tensorflow_is_seen_in_a_program_without_ours(rounds, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(UNCHANGED)
     with pytest.raises(NothingMeasured, match="TensorFlow runs, but no all-reduce"):
-        search([sys.executable, str(path)], seconds=250.0).run_all()
+        rounds([sys.executable, str(path)], seconds=250.0).run_all()

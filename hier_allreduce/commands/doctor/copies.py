@@ -17,8 +17,7 @@ import tempfile
 from itertools import permutations
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from tqdm import tqdm
-
+from ..._lazy import require
 from ...errors import HierAllreduceError
 from ...formatting import rounded, table
 
@@ -53,7 +52,11 @@ def copy_all(devices: Sequence[str]) -> Dict[Pair, MeasuredCopy]:
 
     Raises:
         HierAllreduceError: TensorFlow cannot use the devices.
+        ModuleNotFoundError: tqdm is missing; the message says what installs it.
     """
+    require("tqdm", "doctor --copies")
+    from tqdm import tqdm  # an extra
+
     pairs = list(permutations(devices, 2))
     bar = tqdm(_ask(devices[0], pairs), "copies", len(pairs), disable=None)
     return dict(zip(pairs, bar))

@@ -2,11 +2,15 @@
 
 ::
 
-    command ─► search: which all-reduces, how often ─► run: one process group, one clock op a step
-                  │                                      └► faults: why a run has failed
-                  └► verdict: ratios of pairs of runs ─► report: table, JSON, YAML │ picture
+    command ─► rounds: all candidates, in both orders ─► run: one process tree, one clock op a step
+                 │                                        └► faults: why a run has failed
+                 └► verdict: a ratio for each row ─► report: table, JSON, YAML │ picture
 
-``observer`` runs inside the program: it sees a program that trains without this package.
+    a program that is measured: observer ─► inside, the hook of the all-reduce
+    both speak by ``protocol``
+
+A *candidate* is an all-reduce to measure, a *run* is one start of the program with it, a *row* has
+all runs of a candidate.
 """
 
 from __future__ import annotations

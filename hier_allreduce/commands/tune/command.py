@@ -11,21 +11,22 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from ... import configs
+from ..._lazy import require
 from ...cluster.environment import job_of
 from ...errors import HierAllreduceError
-from ...measured import VARIABLE
-from ...planning.candidate import NAMES, is_name
 from .. import options
 from ..doctor.nvidia_smi import groups_here
 from . import picture
+from .candidates import NAMES, check_name
 from .faults import NothingMeasured
+from .observer import VARIABLE
 from .progress import Progress
-from .report import as_json, as_yaml, report
+from .report import WRITTEN_BY_TUNE, as_json, as_yaml, report
+from .rounds import Rounds
 from .run import Runner
-from .search import Search
 from .verdict import Verdict, verdict
 
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
@@ -42,8 +43,8 @@ def add_arguments(parser: Any) -> None:
     add("--minutes", metavar="M", type=minutes, default=600.0, help=text)
 
     text = (
-        "measure these beside the program as it is: an algorithm, or one with the size of its"
-        f" chunks (flat-8MiB), or another of {', '.join(NAMES)}"
+        "measure these beside the program as it is, instead of the usual ones: an algorithm, or one"
+        f" with the size of its chunks (flat-8MiB), or another of {', '.join(NAMES)}"
     )
     add("--only", metavar="A,B", type=names, default=[], help=text)
 
@@ -57,7 +58,7 @@ def add_arguments(parser: Any) -> None:
     add("--start-patience", metavar="TIME", type=seconds, default=600.0, help=text)
 
     text = "file for the best strategy, for strategy='FILE'"
-    add("-o", metavar="FILE", type=options.output, help=text)
+    add("-o", metavar="FILE", type=strategy_file, help=text)
 
     text = "file for a picture of the steps, such as steps.png (needs matplotlib)"
     add("--picture", metavar="FILE", type=options.output, help=text)
@@ -76,20 +77,35 @@ def seconds(text: str) -> float:
 
 
 def names(text: str) -> List[str]:
-    """Read names of candidates."""
-    found = [name.strip() for name in text.split(",")]
-    for name in found:
-        if not is_name(name):
-            hint = configs.nearest(name, NAMES)
-            raise argparse.ArgumentTypeError(f"{name!r} is no candidate{hint}")
-    return found
+    """Read names of candidates, each once."""
+    candidates = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in candidates:
+        try:
+            check_name(name)
+        except HierAllreduceError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return candidates
+
+
+def strategy_file(text: str) -> Path:
+    """Read the path of a file to write; one that exists must be of ``tune`` itself."""
+    path = options.output(text)
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if file.readline().rstrip() != WRITTEN_BY_TUNE:
+                raise argparse.ArgumentTypeError(
+                    f"{text!r} exists, and tune has not written it: choose another name"
+                )
+    return path
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if no two candidates were measured, 130 if interrupted."""
-    _check_program(args.program)
+    for package in ("psutil", "tqdm"):
+        require(package, "tune")
     if args.picture:
         picture.check(args.picture)
+    _check_program(args.program)
     folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
     print(
         f"First a short run of the program as it is. Each run really trains: let it have another"
@@ -100,37 +116,30 @@ def main(args: argparse.Namespace) -> int:
     for ending in (signal.SIGTERM, signal.SIGHUP):
         # as Ctrl-C does: end the program, and print what there is
         signal.signal(ending, signal.default_int_handler)
-    search, is_interrupted = _searched(args, folder)
-    if search is None:
-        return 1
-    found = verdict(search.runs, search.left_out)
-    print(json.dumps(as_json(found)) if args.json else report(found))
-    _write(args, found, search.runs[0].facts["kept"])
-    if is_interrupted:
-        return 130
-    return 0 if sum(bool(row.runs) for row in found.rows) > 1 else 1
-
-
-def _searched(args: argparse.Namespace, folder: Path) -> Tuple[Optional[Search], bool]:
-    """Return the search, and whether it was interrupted; None if nothing can be measured."""
     progress = Progress(args.minutes)
     runner = Runner(
         args.program, args.patience, args.start_patience, args.minutes, folder, progress
     )
-    search = Search(runner, groups_here(), args.only, progress)
+    rounds = Rounds(runner, groups_here(), args.only, progress)
+    is_interrupted = False
     try:
-        search.run_all()
-        return search, False
+        rounds.run_all()
     except NothingMeasured as error:
         progress.close()
         print(f"hier-allreduce tune: {error}", file=sys.stderr)
-        return None, False
+        return 1
     except KeyboardInterrupt:
-        if not search.runs:
+        if not rounds.runs:
             raise
-        return search, True
+        is_interrupted = True
     finally:
         progress.close()
+    result = verdict(rounds.runs, rounds.left_out)
+    print(json.dumps(as_json(result)) if args.json else report(result))
+    _write(args, result, rounds.facts.kept)
+    if is_interrupted:
+        return 130
+    return 0 if sum(bool(row.runs) for row in result.rows) > 1 else 1
 
 
 def _check_program(program: Sequence[str]) -> None:
@@ -160,16 +169,16 @@ def _check_program(program: Sequence[str]) -> None:
         )
 
 
-def _write(args: argparse.Namespace, found: Verdict, kept: Any) -> None:
+def _write(args: argparse.Namespace, result: Verdict, kept: Dict[str, Any]) -> None:
     """Write the strategy and the picture that are asked for, where there are any."""
-    has_strategy = found.best is not None and not found.best.candidate.peer
+    has_strategy = result.best is not None and not result.best.candidate.peer
     if args.o and has_strategy:
         options.make_folder(args.o)
-        args.o.write_text(as_yaml(found, kept), encoding="utf-8")
+        args.o.write_text(as_yaml(result, kept), encoding="utf-8")
         print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
     elif args.o:
-        print(f"{args.o} is not written: {found.sentences[0]}", file=sys.stderr)
-    if args.picture and any(row.runs for row in found.rows):
+        print(f"{args.o} is not written: {result.sentences[0]}", file=sys.stderr)
+    if args.picture and any(row.runs for row in result.rows):
         options.make_folder(args.picture)
-        picture.draw(found, args.picture, " ".join(args.program))
+        picture.draw(result, args.picture, " ".join(args.program))
         print(f"{args.picture} shows the steps", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import List
 
 from ...errors import HierAllreduceError
 
@@ -25,19 +26,30 @@ _CAUSES = {
 }
 
 
+_ERROR = re.compile(r"[\w.]*(Error|Exception)(:|$)")  # the line below a traceback
+_MODULE = re.compile(r"([A-Za-z_]\w*\.)+(?=\w*(Error|Exception))")
+
+
 class NothingMeasured(HierAllreduceError):
     """No run can be measured: the program is to be changed or repaired first."""
 
 
 def explained(fault: str, output: Path) -> str:
-    """Return a fault with its cause, if the output shows one, and the program's last own line."""
-    text = output.read_text(encoding="utf-8", errors="replace")
+    """Return a fault with its cause: the first error in the output, or the program's last line."""
+    lines = own_lines(output.read_text(encoding="utf-8", errors="replace"))
+    text = "\n".join(lines)
     causes = [cause for pattern, cause in _CAUSES.items() if re.search(pattern, text, re.I)]
-    return "; ".join([fault, *causes, f"last line: {own_last_line(text) or 'none'}"])
+    error = next((line for line in lines if _ERROR.match(line)), "")
+    words = [fault, *causes]
+    if error:
+        words.append(_MODULE.sub("", error, 1)[:_LONGEST])
+    # what a program did last tells why it hangs; "Graph execution error:" has the cause below it
+    if not error or error.endswith(":") or fault.startswith("hung"):
+        words.append(f"last line: {lines[-1][:_LONGEST] if lines else 'none'}")
+    return "; ".join(words)
 
 
-def own_last_line(text: str) -> str:
-    """Return the last line that the program itself has written; an empty text if there is none."""
+def own_lines(text: str) -> List[str]:
+    """Return the lines that the program itself has written."""
     lines = re.split(r"[\r\n]+", text)  # a bar ends its lines with \r
-    own = [line.strip() for line in lines if line.strip() and not _NOISE.match(line)]
-    return own[-1][:_LONGEST] if own else ""
+    return [line.strip() for line in lines if line.strip() and not _NOISE.match(line)]

@@ -1,8 +1,10 @@
-"""Inside the user's program: does TensorFlow run there without an all-reduce of this package?
+"""Inside the user's program: the first file of ``tune`` that runs there.
 
 ``tune`` copies this file as ``sitecustomize.py`` into a folder on the program's PYTHONPATH, so it
-imports nothing of the package when it runs there. A thread looks at the stacks five times a second,
-and counts how often TensorFlow executes a graph or a function. It writes down the result.
+imports nothing of the package when Python starts. At the import of our all-reduce it imports
+``inside``. At the import of TensorFlow it starts a thread, which finds out whether TensorFlow runs
+without an all-reduce of this package: it looks at the stacks five times a second, counts how often
+TensorFlow executes a graph or a function, and writes down the result.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Set
 
 VARIABLE = "HIER_ALLREDUCE_TUNE"
 PAUSE = 0.2  # seconds
@@ -61,6 +63,11 @@ def check(clock: str, start_patience: float) -> None:
     )
 
 
+def has_begun(clock: str) -> bool:
+    """Return whether a Python of the run has read this file."""
+    return Path(clock + ".begun").exists()
+
+
 def _observe(clock: str) -> None:
     """Count executing TensorFlow, and write it down, until the all-reduce is built."""
     seconds = 0.0
@@ -103,16 +110,23 @@ def _front_end() -> str:
 
 
 class _OnImport:
-    """An entry of ``sys.meta_path`` that finds nothing, and begins when TensorFlow is imported."""
+    """An entry of ``sys.meta_path`` that finds nothing, and begins at the imports it waits for."""
 
     def __init__(self, clock: str):
-        self.clock = clock
+        self._clock = clock
+        self._begun: Set[str] = set()
 
     def find_spec(self, name: str, *_: Any) -> None:
-        """Begin to observe at the import of TensorFlow: other processes get no thread."""
-        if name == "tensorflow" and self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
-            threading.Thread(target=_observe, args=(self.clock,), daemon=True).start()
+        """Begin at the import of TensorFlow, or of ours: other processes get no thread."""
+        if name in self._begun:
+            return
+        if name == "tensorflow" and self._clock:
+            self._begun.add(name)
+            threading.Thread(target=_observe, args=(self._clock,), daemon=True).start()
+        if name == "hier_allreduce.graph.allreduce":
+            self._begun.add(name)
+            inside = importlib.import_module("hier_allreduce.commands.tune.inside")
+            inside.begin(os.environ[VARIABLE])
 
 
 def _run_hidden_module() -> None:
@@ -124,9 +138,19 @@ def _run_hidden_module() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def _clock() -> str:
+    """Return the path of the clock file; "" if ``tune`` has not set the variable."""
+    try:
+        return str(json.loads(os.environ[VARIABLE])["clock"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
 if __name__ == "sitecustomize":
     _run_hidden_module()
     if VARIABLE in os.environ:
-        setting = json.loads(os.environ[VARIABLE])
-        on_import: Any = _OnImport(setting["clock"])
+        clock = _clock()
+        if clock:
+            open(clock + ".begun", "w").close()
+        on_import: Any = _OnImport(clock)
         sys.meta_path.insert(0, on_import)

@@ -7,7 +7,6 @@ from typing import Any, List
 
 from ..._lazy import require
 from ...errors import HierAllreduceError
-from ...planning.candidate import NOW
 from .verdict import Row, Verdict
 
 OURS = "#1f77b4"
@@ -18,12 +17,10 @@ def check(path: Path) -> None:
     """Check that a picture can be drawn, before anything is measured.
 
     Raises:
-        HierAllreduceError: matplotlib is missing, or has no such format.
+        ModuleNotFoundError: matplotlib is missing; the message says what installs it.
+        HierAllreduceError: it has no such format.
     """
-    try:
-        require("matplotlib", "tune --picture")
-    except ModuleNotFoundError as error:
-        raise HierAllreduceError(str(error)) from None
+    require("matplotlib", "tune --picture")
     from matplotlib.figure import Figure  # needed for a picture only
 
     formats = Figure().canvas.get_supported_filetypes()
@@ -34,21 +31,21 @@ def check(path: Path) -> None:
         )
 
 
-def draw(found: Verdict, path: Path, program: str) -> None:
+def draw(verdict: Verdict, path: Path, program: str) -> None:
     """Write a picture of a verdict, in the format that the name of the file asks for."""
     from matplotlib.figure import Figure
 
-    rows = sorted((row for row in found.rows if row.runs), key=lambda row: row.step, reverse=True)
+    rows = sorted((row for row in verdict.rows if row.runs), key=lambda row: row.step, reverse=True)
     figure: Any = Figure(figsize=(9, 2 + 0.34 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
         _bar(axes, number, row)
-    now = next((row for row in rows if row.candidate.name == NOW), None)
-    if now is not None:
-        axes.axvline(1e3 * now.step, color="black", linestyle="--", linewidth=1, zorder=0.5)
-    axes.set_yticks(range(len(rows)), [_label(row, row is found.best) for row in rows])
+    as_it_is = next((row for row in rows if row.candidate.is_as_it_is), None)
+    if as_it_is is not None:
+        axes.axvline(1e3 * as_it_is.step, color="black", linestyle="--", linewidth=1, zorder=0.5)
+    axes.set_yticks(range(len(rows)), [_label(row, row is verdict.best) for row in rows])
     axes.set_xlabel("time of a training step, ms (shorter is better); thin line: range of the runs")
-    axes.set_title(f"{program}\n{found.sentences[0]}", fontsize=10, loc="left", wrap=True)
+    axes.set_title(f"{program}\n{verdict.sentences[0]}", fontsize=10, loc="left", wrap=True)
     axes.margins(y=0.02)
     axes.set_xlim(0, 1.15 * max(_longest(row) for row in rows))
     _legend(axes, rows)
@@ -60,14 +57,14 @@ def _bar(axes: Any, number: int, row: Row) -> None:
     step = 1e3 * row.step
     steps = [1e3 * run.step for run in row.runs]
     color = THEIRS if row.candidate.peer else OURS
-    is_now = row.candidate.name == NOW
+    is_as_it_is = row.candidate.is_as_it_is
     axes.barh(
         number,
         step,
         color=color,
-        edgecolor="black" if is_now else color,
-        hatch="//" if is_now else None,
-        linewidth=1.5 if is_now else 0,
+        edgecolor="black" if is_as_it_is else color,
+        hatch="//" if is_as_it_is else None,
+        linewidth=1.5 if is_as_it_is else 0,
     )
     axes.plot([min(steps), max(steps)], [number, number], color="black", linewidth=1.2, marker="|")
     axes.annotate(

@@ -6,8 +6,6 @@ import sys
 import time
 from typing import Any
 
-from tqdm import tqdm
-
 BETWEEN_LINES = 30.0  # seconds, in a pipe
 BETWEEN_LOOKS = 0.5  # seconds, in a terminal
 _FORM = "{percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s{postfix}"
@@ -23,6 +21,8 @@ class Progress:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._bar: Any = None
         if is_terminal:
+            from tqdm import tqdm  # an extra: `tune` has looked for it
+
             self._bar = tqdm(total=round(seconds), bar_format=_FORM, file=sys.stderr)
 
     def show(self, text: str) -> None:

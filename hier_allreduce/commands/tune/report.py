@@ -7,80 +7,87 @@ from typing import Any, Dict, List, Sequence
 import yaml
 
 from ...formatting import table
-from ...planning.candidate import NOW
+from .ratio import LEAST_PAIRS
 from .verdict import Row, Verdict
 
+WRITTEN_BY_TUNE = "# written by hier-allreduce tune, which may write it again"
+_LEGEND = (
+    "step: mean (shortest–longest run); ratio: to the first row, from all pairs of runs of a round;"
+    "\nall intervals together hold with 99 %"
+)
 
-def report(found: Verdict) -> str:
+
+def report(verdict: Verdict) -> str:
     """Return the table, the candidates that are left out, and the verdict as text."""
-    lines: List[Sequence[str]] = [("", "step, ms", "ratio (95 %)", "runs")]
-    lines += [_line(row, row is found.best) for row in found.rows]
-    parts = [
-        table(lines),
-        "step: median (shortest–longest run); ratio: to the program as it is, in pairs of runs",
-    ]
-    if found.left_out:
-        parts.append("left out:\n" + _reasons(found.left_out))
-    parts.append("\n".join(found.sentences))
+    lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
+    lines += [_line(row, row is verdict.best) for row in verdict.rows]
+    parts = [table(lines), _LEGEND]
+    # what else is known of the program's step has its paragraph here
+    if verdict.left_out:
+        parts.append("left out:\n" + _reasons(verdict.left_out))
+    parts.append("\n".join(verdict.sentences))
     return "\n\n".join(parts)
 
 
 def _reasons(left_out: Dict[str, str]) -> str:
     """Return a line for each reason why candidates are left out."""
-    names: Dict[str, List[str]] = {}
+    names_by_reason: Dict[str, List[str]] = {}
     for name, why in left_out.items():
-        names.setdefault(why, []).append(name)
-    return "\n".join(f"  {', '.join(same)}: {why}" for why, same in names.items())
+        names_by_reason.setdefault(why, []).append(name)
+    return "\n".join(f"  {', '.join(names)}: {why}" for why, names in names_by_reason.items())
 
 
 def _line(row: Row, is_best: bool) -> Sequence[str]:
     """Return the cells of a candidate."""
-    if row.fault:
-        return (row.title, "", "", "", row.fault)
+    if not row.runs:
+        return (row.title, "", "", "", row.fault or row.lost)
     steps = [run.step for run in row.runs]
     step = f"{_ms(row.step)} ({_ms(min(steps))}–{_ms(max(steps))})"
     ratio = ""
-    if row.ratio and row.candidate.name != NOW:
-        middle, low, high = row.ratio
-        ends = "unsure" if row.ratio.is_vague else f"{low:.3f}–{high:.3f}"
-        ratio = f"{middle:.3f} ({ends})"
+    if row.ratio is not None:
+        ends = f"{row.ratio.low:.3f}–{row.ratio.high:.3f}"
+        ratio = f"{row.ratio.middle:.3f} ({'unsure' if row.ratio.is_vague else ends})"
     mark = "← use this" if is_best else ""
-    return (row.title, step, ratio, str(len(row.runs)), mark)
+    return (row.title, step, ratio, str(len(row.runs)), mark or row.lost)
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g}"
 
 
-def as_json(found: Verdict) -> Dict[str, Any]:
+def as_json(verdict: Verdict) -> Dict[str, Any]:
     """Return the verdict as a JSON object: seconds, ratios, names."""
-    rows = [_as_object(row) for row in found.rows]
     return {
-        "candidates": rows,
-        "left_out": found.left_out,
-        "best": found.best and found.best.candidate.name,
-        "sentences": found.sentences,
+        "candidates": [_as_object(row) for row in verdict.rows],
+        "left_out": verdict.left_out,
+        "best": verdict.best and verdict.best.candidate.name,
+        "sentences": verdict.sentences,
     }
 
 
 def _as_object(row: Row) -> Dict[str, Any]:
-    """Return a row: its runs have the number of the turn and the seconds of a step in windows."""
+    """Return a row: its runs have the number of the round and a step's seconds in windows."""
     candidate = row.candidate
+    ratio = None
+    if row.ratio is not None and row.ratio.pairs >= LEAST_PAIRS:  # JSON has no infinite ends
+        ratio = row.ratio._asdict()
     return {
         "candidate": candidate.name,
         "peer": bool(candidate.peer),
+        "as_it_was": candidate.was,
         "changes": candidate.changes,
         "step": row.step if row.runs else None,
-        "ratio": list(row.ratio) if row.ratio else None,
-        "runs": [{"turn": run.turn, "windows": run.seconds} for run in row.runs],
+        "ratio": ratio,
+        "runs": [{"round": run.round, "windows": run.seconds} for run in row.runs],
+        "lost": row.lost,
         "fault": row.fault,
     }
 
 
-def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:
+def as_yaml(verdict: Verdict, kept: Dict[str, Any]) -> str:
     """Return the best candidate's strategy, with ``kept`` fields, and the table as comments."""
-    changes = found.best.candidate.changes if found.best else {}
+    changes = verdict.best.candidate.changes if verdict.best else {}
     given = {name: value for name, value in changes.items() if value is not None}
-    comments = [f"# {line}".rstrip() for line in report(found).splitlines()]
+    comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(verdict).splitlines())]
     values = yaml.safe_dump({**kept, **given}, sort_keys=False)
     return "\n".join([*comments, values])

@@ -1,13 +1,12 @@
 """One run of the user's program, ended with all its processes once enough steps are measured.
 
 A run fails if the program ends before it has made enough steps. It hangs if no step comes for a
-while. Both are results. GPUs work asynchronously, so single steps tell little, and means over
-windows of 20 steps do.
+while. Both are results. A run whose times cannot be read is lost, and tells nothing. GPUs work
+asynchronously, so single steps tell little, and means over windows of 20 steps do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -17,19 +16,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-import psutil
-
 from ...formatting import count, duration
-from ...measured import VARIABLE, Measurement, read_facts
-from ...planning.candidate import NOW, Candidate
 from . import faults, observer
+from .candidates import Candidate
+from .processes import adopt_orphans, end
 from .progress import Progress
+from .protocol import ProgramFacts, Request
 
 LEFT_OUT = 10  # steps: compilation, caches, the first batches
 WINDOW = 20  # steps
 LEAST = LEFT_OUT + WINDOW + 1  # steps of a run
 MOST = LEFT_OUT + 100 * WINDOW + 1
-MERCY = 5.0  # seconds between SIGTERM and SIGKILL, and for the end after it
+CLOCK_SET = 0.01  # seconds by which the system's clock may part from a monotonic one in a run
 
 
 class Run(NamedTuple):
@@ -37,21 +35,28 @@ class Run(NamedTuple):
 
     Attributes:
         candidate: its all-reduce.
-        seconds: of a step, in every window of 20 steps; none if the run has a fault.
-        turn: the number of the turn in which each candidate runs once: runs of a turn are pairs.
+        seconds: a step's seconds in every window of 20 steps; none if the run failed, or is lost.
+        round: the number of the round in which each candidate runs once; 0 is the first run.
         output: the file with what the program has printed.
-        fault: why there are no seconds.
-        facts: about the program's all-reduce.
+        fault: how the program failed or hung.
+        lost: why the times of a program that trained cannot be read.
+        facts: what the program has told about its all-reduce.
         overhead: seconds of the run without its steps: most are the program's start.
     """
 
     candidate: Candidate
     seconds: List[float]
-    turn: int
+    round: int
     output: Path
     fault: str = ""
-    facts: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
+    lost: str = ""
+    facts: ProgramFacts = ProgramFacts()
     overhead: float = 0.0
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether the program stopped making steps."""
+        return self.fault.startswith("hung")
 
     @property
     def step(self) -> float:
@@ -68,33 +73,38 @@ class _Clock:
         self.first = 0.0  # seconds until the first step
         self.last = self.begun  # the moment of the newest step
         self.steps = 0
+        self._ahead = time.time() - self.begun  # of the monotonic clock
 
-    def times(self) -> List[float]:
-        """Return the seconds of all steps; a line that is still being written is left out."""
+    def lines(self) -> List[str]:
+        """Return a line for each step; one that is still being written is left out."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text(encoding="ascii").split("\n")[:-1]
-        return [float(line) for line in lines if line]
+        return self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
 
     def look(self) -> None:
         """Count the steps."""
-        steps = len(self.times())
+        steps = len(self.lines())
         if steps == self.steps:
             return
         self.last = time.monotonic()
         self.first = self.first or self.last - self.begun
         self.steps = steps
 
-    def stepping(self) -> float:
-        """Return the seconds between the first and the last step."""
-        times = self.times()
-        return times[-1] - times[0] if times else 0.0
-
     def windows(self) -> List[float]:
-        """Return the seconds of a step in every window."""
-        times = self.times()
-        starts = range(LEFT_OUT, len(times) - WINDOW, WINDOW)
-        return [(times[start + WINDOW] - times[start]) / WINDOW for start in starts]
+        """Return the seconds of a step in every window.
+
+        Raises:
+            ValueError: the times cannot be read.
+        """
+        times = [float(line) for line in self.lines()]
+        if abs(time.time() - time.monotonic() - self._ahead) > CLOCK_SET:
+            raise ValueError("the system's clock was set")
+        seconds = []
+        for start in range(LEFT_OUT, len(times) - WINDOW, WINDOW):
+            seconds.append((times[start + WINDOW] - times[start]) / WINDOW)
+        if not all(0 < step < float("inf") for step in seconds):  # not of NaN either
+            raise ValueError("times do not rise")
+        return seconds
 
 
 class Runner:
@@ -126,6 +136,7 @@ class Runner:
         self._folder = folder
         self._progress = progress
         self._number = 0
+        self._strangers = adopt_orphans()
         # a folder on PYTHONPATH: Python runs the file of this name at its start
         self._observer = folder / "observer"
         self._observer.mkdir()
@@ -135,39 +146,62 @@ class Runner:
         """Return the seconds until the deadline."""
         return self.deadline - time.monotonic()
 
-    def run(self, candidate: Candidate, share: float, turn: int) -> Optional[Run]:
-        """Run the program for ``share`` seconds of steps; None if the deadline came too early.
+    def run(
+        self,
+        candidate: Candidate,
+        seconds: float,
+        round: int,
+        strategies: Optional[Dict[str, Dict[str, Any]]] = None,
+    ) -> Optional[Run]:
+        """Run the program, with so many seconds of steps; None if the deadline came too early.
+
+        Args:
+            candidate: its all-reduce.
+            seconds: from the first step on; a run has at least 31 steps.
+            round: the number of the round.
+            strategies: changes of other candidates, whose plans the facts are to have.
 
         Raises:
-            NothingMeasured: the program trains without an all-reduce of this package.
+            NothingMeasured: the program trains without an all-reduce of this package, or leaves
+                the PYTHONPATH of ``tune`` out.
             OSError: the program cannot be started.
         """
         self._number += 1
-        name = self._folder / f"{self._number}-{candidate.name}"
+        name = self._folder / f"{self._number}-{candidate.name.replace(' ', '-')}"
         clock = _Clock(name.with_suffix(".clock"))
         output = name.with_suffix(".log")
-        setting = Measurement(candidate.peer, candidate.changes, str(clock.path)).as_text()
-        process = self._started(setting, output)
+        request = Request(candidate.peer, candidate.changes, str(clock.path), strategies or {})
+        process = self._started(request.text, output)
         try:
-            fault = self._wait(process, clock, share, candidate.name)
+            fault = self._wait(process, clock, seconds, candidate.name)
         finally:
-            end(process, setting)
+            end(process, self._strangers)
         if fault is None:
             return None
-        facts = read_facts(str(clock.path))
-        seconds = clock.windows()
+        took = time.monotonic() - clock.begun
+        facts = ProgramFacts.read(str(clock.path))
+        run = Run(candidate, [], round, output, facts=facts, overhead=took)
+        if fault and not fault.startswith("failed") and not observer.has_begun(str(clock.path)):
+            raise faults.NothingMeasured(
+                f"{' '.join(self.command)} {fault}: no Python in it has the PYTHONPATH that tune"
+                " sets; let the program add to it (PYTHONPATH=.:$PYTHONPATH), and leave out -E, -I"
+                " and -S"
+            )
         if fault:
-            fault = faults.explained(fault, output)
-            seconds = []
-        overhead = max(0.0, time.monotonic() - clock.begun - clock.stepping())
-        return Run(candidate, seconds, turn, output, fault, facts, overhead)
+            return run._replace(fault=faults.explained(fault, output))
+        try:
+            windows = clock.windows()
+        except ValueError as error:
+            return run._replace(lost=f"the times cannot be read: {error}")
+        overhead = max(0.0, took - (clock.last - clock.begun - clock.first))
+        return run._replace(seconds=windows, overhead=overhead)
 
     def _started(self, setting: str, output: Path) -> Any:
         """Start the program in a process group of its own."""
         paths = [str(self._observer), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
-            VARIABLE: setting,
+            observer.VARIABLE: setting,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
         with output.open("wb") as log:
@@ -180,7 +214,7 @@ class Runner:
                 stderr=log,
             )
 
-    def _wait(self, process: Any, clock: _Clock, share: float, name: str) -> Optional[str]:
+    def _wait(self, process: Any, clock: _Clock, seconds: float, name: str) -> Optional[str]:
         """Wait until a run has enough steps; return its fault, or "", or None if time is up."""
         while True:
             status = process.poll()  # before the clock: a program that has ended writes no more
@@ -188,7 +222,7 @@ class Runner:
             now = time.monotonic()
             self._show(clock, now, name)
             if clock.steps >= LEAST:
-                is_long = now - clock.begun - clock.first > share
+                is_long = now - clock.begun - clock.first > seconds
                 if is_long or status is not None or clock.steps >= MOST or now > self.deadline:
                     return ""
             if status is not None:
@@ -217,10 +251,9 @@ class Runner:
 
     def _show(self, clock: _Clock, now: float, name: str) -> None:
         """Tell the user which step of which run it is."""
-        who = "the program as it is" if name == NOW else name
         waits = now - clock.begun
         text = f"step {clock.steps}" if clock.steps else f"no step yet for {waits:.0f} s"
-        self._progress.show(f"{who}: {text}")
+        self._progress.show(f"{name}: {text}")
 
 
 def _early_end(status: int, steps: int) -> str:
@@ -230,31 +263,3 @@ def _early_end(status: int, steps: int) -> str:
     by = f"status {status}" if status > 0 else signal.Signals(-status).name
     when = f"after {count(steps, 'step')}" if steps else "before its first step"
     return f"failed: {by} {when}"
-
-
-def end(process: Any, setting: str) -> None:
-    """End all processes of a run: SIGTERM, and SIGKILL after five seconds."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        members = _members(process.pid, setting)
-        for member in members:
-            with contextlib.suppress(psutil.Error):
-                member.send_signal(number)
-        # psutil.wait_procs would wait for zombies too, which nobody may reap in a container
-        deadline = time.monotonic() + MERCY
-        while time.monotonic() < deadline:
-            process.poll()
-            if not _members(process.pid, setting):
-                return
-            time.sleep(0.02)
-
-
-def _members(group: int, setting: str) -> List[Any]:
-    """Return the processes of a run: of its group, or with its setting in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is somebody else's
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if os.getpgid(process.pid) == group or process.environ().get(VARIABLE) == setting:
-                found.append(process)
-    return found

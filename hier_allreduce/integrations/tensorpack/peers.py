@@ -1,4 +1,4 @@
-"""tensorpack's all-reduces, as its ``SyncMultiGPUReplicatedBuilder`` has them, for ``tune``."""
+"""tensorpack's all-reduces, as its ``SyncMultiGPUReplicatedBuilder`` has them, to be measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 from tensorpack.graph_builder import utils
 
-from ...measured import with_clock
+from ...graph.measuring import hook
 from ...training.towers import Pairs
 
 
@@ -16,12 +16,11 @@ def reduced_by_peer(
     """Return K×N pairs, reduced by the mode in a name such as ``tensorpack-nccl``."""
     grads, variables = utils.split_grad_list(rows)
     mode = name.split("-")[1]
-    reduced = _reduced(mode, grads, devices, average)
+    reduced = hook().reduced(_reduced(mode, grads, devices, average))
     pairs: List[Pairs] = utils.merge_grad_list(reduced, variables)
     return pairs
 
 
-@with_clock
 def _reduced(mode: str, grads: Any, devices: Sequence[Any], average: bool) -> Any:
     """Return K rows of N reduced gradients."""
     if mode == "nccl":

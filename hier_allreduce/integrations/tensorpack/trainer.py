@@ -22,7 +22,7 @@ from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
 from ...graph import device_strings
 from ...graph.columns import checked_pairs, grads_in, variables_in, warn_of_references
-from ...measured import measurement
+from ...graph.measuring import hook
 from ...planning import Strategy, strategy_from
 from ...training.attributes import unchanged
 from ...training.replicas import (
@@ -276,11 +276,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         )
         if len(self.devices) > 1:
             warn_of_references(variables_in(towers.rows[0]))
-        asked = measurement()
-        if asked:
-            asked.note(front_end="tensorpack", update=self._update)
-        if asked and asked.peer:
-            pairs = reduced_by_peer(asked.peer, rows, self.devices, self._average)
+        peer = hook().peer("tensorpack", self._update)
+        if peer:
+            pairs = reduced_by_peer(peer, rows, self.devices, self._average)
             towers = towers._replace(reduced=list(map(grads_in, pairs)))
         # the scope of tensorpack's trainer, which is in the names of saved variables
         with tf1.name_scope("apply_gradients"):

@@ -1,0 +1,173 @@
+"""The all-reduces that ``tune`` measures in a program, most interesting first.
+
+::
+
+    the program as it is │ as it was │ its front end's other peers │ ours by the rule │ two groups
+                                                                    └── not if their plans are equal
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ... import configs
+from ...errors import HierAllreduceError
+from ...planning.algorithms import BY_NAME, WITH_GROUPS
+from .protocol import ProgramFacts
+
+AS_IT_IS = "the program as it is"
+RULE = "auto"
+NARROW = ("float16", "bfloat16")
+NVLINK = "-nvlink"  # the end of an algorithm's name, with groups along NVLink
+PEERS = {
+    "keras": ("NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"),
+    "tensorpack": (
+        "tensorpack-gpu",
+        "tensorpack-hierarchical",
+        "tensorpack-nccl",
+        "tensorpack-cpu",
+    ),
+    "towers": ("tower-0-sum",),
+}
+ALL_PEERS = tuple(name for names in PEERS.values() for name in names)
+ALGORITHMS = (RULE, *BY_NAME, *(name + NVLINK for name in WITH_GROUPS))
+NAMES = (*ALGORITHMS, *NARROW, *ALL_PEERS)
+GROUPED = "hierarchical"
+
+_FREE: Dict[str, Any] = {"algorithm": RULE, "chunk_bytes": None, "groups": None, "main": None}
+_TOWER_0 = {**_FREE, "algorithm": "flat", "chunk_bytes": 0, "main": 0}
+_WITH_SIZE = re.compile(r"(.+)-(\d+)MiB$")
+
+Groups = Sequence[Sequence[int]]
+
+
+class Candidate(NamedTuple):
+    """An all-reduce to measure: the program's as it is, another strategy of ours, or a peer.
+
+    Attributes:
+        name: its name for ``--only``, in the table and in the JSON object.
+        peer: the name of an all-reduce that is not ours; empty for ours.
+        changes: fields of :class:`hier_allreduce.Strategy`, instead of the program's.
+        was: whether it is the program as it was: what its front end takes by itself.
+    """
+
+    name: str = AS_IT_IS
+    peer: str = ""
+    changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
+    was: bool = False
+
+    @property
+    def is_as_it_is(self) -> bool:
+        """Whether this is the program as it is."""
+        return self.name == AS_IT_IS
+
+    @property
+    def title(self) -> str:
+        """The name in the table and in sentences."""
+        return f"{self.name} (as it was)" if self.was else self.name
+
+
+def check_name(name: str) -> None:
+    """Check a name for ``--only``, such as ``flat``, ``flat-64MiB`` or a peer's.
+
+    Raises:
+        HierAllreduceError: it is none; the message names the nearest one.
+    """
+    match = _WITH_SIZE.match(name)
+    if name in NAMES or (match and match[1] in ALGORITHMS):
+        return
+    algorithm, _, size = name.rpartition("-")
+    if algorithm in ALGORITHMS and re.match(r"\d", size):
+        raise HierAllreduceError(
+            f"{name!r}: the size of chunks is in whole MiB, such as {algorithm}-8MiB"
+        )
+    raise HierAllreduceError(f"{name!r} is no candidate{configs.nearest(name, NAMES)}")
+
+
+def strategies_for(only: Sequence[str], groups: Optional[Groups]) -> Dict[str, Dict[str, Any]]:
+    """Return the changes of all candidates of ours, by their names.
+
+    Args:
+        only: names for ``--only``; empty for the usual candidates.
+        groups: two groups of towers along NVLink, where they differ from the halves.
+    """
+    usual = [RULE, GROUPED] if groups is None else [RULE, GROUPED + NVLINK, GROUPED]
+    strategies: Dict[str, Dict[str, Any]] = {}
+    for name in only or usual:
+        match = _WITH_SIZE.match(name)
+        algorithm = match[1] if match else name
+        changes = {**_FREE, "chunk_bytes": int(match[2]) << 20 if match else None}
+        if algorithm.endswith(NVLINK):
+            if groups is None:
+                continue
+            changes["groups"] = [list(group) for group in groups]
+            algorithm = algorithm[: -len(NVLINK)]
+        if name in NARROW:
+            strategies[name] = {"wire_dtype": name}
+        elif algorithm in (RULE, *BY_NAME):
+            strategies[name] = {**changes, "algorithm": algorithm}
+    return strategies
+
+
+def candidates_for(
+    facts: ProgramFacts, strategies: Dict[str, Dict[str, Any]], only: Sequence[str] = ()
+) -> Tuple[List[Candidate], Dict[str, str]]:
+    """Return the candidates beside the program as it is, and why others are left out.
+
+    Args:
+        facts: what the first run has told, also about the plans of ``strategies``.
+        strategies: those of :func:`strategies_for`.
+        only: names for ``--only``; empty for the usual candidates.
+
+    Raises:
+        HierAllreduceError: none is left.
+    """
+    candidates: List[Candidate] = []
+    left_out: Dict[str, str] = {}
+    peers = [name for name in only if name in ALL_PEERS] if only else PEERS[facts.front_end]
+    for name in sorted(peers, key=lambda name: name != _as_it_was(facts)):
+        why_not = _why_no_peer(name, facts)
+        if why_not:
+            left_out[name] = why_not
+            continue
+        changes = _TOWER_0 if name == "tower-0-sum" else {}
+        candidates.append(Candidate(name, name, changes, name == _as_it_was(facts)))
+    name_by_plan = {facts.plan: AS_IT_IS}
+    for name in [name for name in only or strategies if name not in ALL_PEERS]:
+        plan = facts.plans.get(name, "")
+        if name in NARROW and facts.front_end == "keras":
+            left_out[name] = "TensorFlow does not say which values are gradients"
+        elif not plan:
+            left_out[name] = f"nvidia-smi shows no groups of {facts.towers} GPUs but the halves"
+        elif plan in name_by_plan:
+            left_out[name] = f"its plan is that of {name_by_plan[plan]}"
+        else:
+            name_by_plan[plan] = name
+            candidates.append(Candidate(name, changes=strategies[name]))
+    if not candidates:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise HierAllreduceError(f"no candidate is for this program: {reasons}")
+    return candidates, left_out
+
+
+def _as_it_was(facts: ProgramFacts) -> str:
+    """Return the peer that a program has before it is changed, if it names none itself."""
+    if facts.front_end == "tensorpack":
+        return "tensorpack-hierarchical" if facts.towers == 8 else "tensorpack-gpu"
+    if facts.front_end == "keras":
+        return "NcclAllReduce" if facts.gpus else ""  # on CPU devices, a ring that no name has
+    return "tower-0-sum"
+
+
+def _why_no_peer(peer: str, facts: ProgramFacts) -> str:
+    """Return why a peer cannot run in the program; "" if it can."""
+    if peer not in PEERS[facts.front_end]:
+        return f"the program's front end is {facts.front_end}"
+    if facts.update != "replicated":
+        return f"it has no equal of update={facts.update!r}"
+    if "nccl" in peer.lower() and not facts.gpus:
+        return "NCCL needs GPUs"
+    if peer == "tensorpack-hierarchical" and facts.towers != 8:
+        return f"it needs 8 towers, and there are {facts.towers}"
+    return ""

@@ -1,0 +1,135 @@
+"""Inside the user's program: the hook that obeys ``tune``.
+
+``observer`` calls :func:`begin` when the program imports the all-reduce of this package. The clock
+is an op that appends the time to the clock file. The first all-reduce of a graph has it, so that it
+runs once a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from ...errors import ClusterError, HierAllreduceError
+from ...graph.devices import all_on_cpu
+from ...graph.layout import Layout, lay_out
+from ...graph.measuring import Hook, Rows, use
+from ...planning import Strategy
+from ...planning.chunks import Load
+from .protocol import ProgramFacts, Request
+
+KEPT = ("sparse", "missing", "wire_dtype")  # the program's choices that candidates keep
+
+
+def begin(text: str) -> None:
+    """Measure this process, as the value of the environment variable asks.
+
+    Raises:
+        HierAllreduceError: ``tune`` has not written the value.
+    """
+    use(MeasuredProgram(Request.read(text)))
+
+
+class MeasuredProgram(Hook):
+    """A program with a candidate's all-reduce, a clock, and facts about what it builds."""
+
+    def __init__(self, request: Request):
+        self._request = request
+        self._facts = ProgramFacts()
+        self._timed: Any = weakref.WeakSet()  # the graphs that have a clock
+
+    def peer(self, front_end: str, update: str = "replicated") -> str:
+        """Return the peer of the request, and note the front end."""
+        self._note(self._facts._replace(front_end=front_end, update=update))
+        return self._request.peer
+
+    def strategy(self, strategy: Strategy, hosts: int) -> Strategy:
+        """Return the program's strategy with the changes of the request.
+
+        Raises:
+            ClusterError: there are several hosts.
+        """
+        if hosts > 1:
+            raise ClusterError(
+                f"tune measures one host, and this program has {hosts}: run it without a cluster"
+            )
+        return replace(strategy, **self._request.changes)
+
+    def planned(self, layout: Layout, strategy: Strategy, load: Optional[Load]) -> None:
+        """Note the plan of the largest all-reduce: statistics and losses are reduced too."""
+        size = sum(chunk.bytes for chunk in layout.chunks)
+        if size <= self._facts.bytes:
+            return
+        plans = {}
+        for name, changes in self._request.strategies.items():
+            try:
+                other = lay_out(
+                    layout.columns, layout.devices, replace(strategy, **changes), load=load
+                )
+            except HierAllreduceError:  # such as groups of other towers
+                continue
+            plans[name] = _digest(other)
+        kept = {name: getattr(strategy, name) for name in KEPT}
+        default = Strategy()
+        self._note(
+            self._facts._replace(
+                towers=len(layout.devices),
+                gpus=not all_on_cpu(layout.devices),
+                bytes=size,
+                plan=_digest(layout),
+                plans=plans,
+                kept={key: value for key, value in kept.items() if value != getattr(default, key)},
+            )
+        )
+
+    def reduced(self, rows: Rows) -> Rows:
+        """Return K rows of N reduced gradients, one of which waits for the clock op."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        place = _first_gradient(rows)
+        if place is None or graph in self._timed:
+            return rows
+        if graph is not None:
+            self._timed.add(graph)
+        tower, column = place
+        value = rows[tower][column]
+        if isinstance(value, tf.IndexedSlices):
+            values = self._after_clock(value.values)
+            timed: Any = tf.IndexedSlices(values, value.indices, value.dense_shape)
+        else:
+            timed = self._after_clock(value)
+        changed = [list(row) for row in rows]
+        changed[tower][column] = timed
+        return [tuple(row) for row in changed]
+
+    def _after_clock(self, tensor: Any) -> Any:
+        """Return a copy of a tensor, after a line with the time is in the clock file."""
+        with tf.device("/cpu:0"), tf.control_dependencies([tensor]):
+            # the wall clock, because a Python function would wait for the program's own threads
+            now = tf.strings.as_string(tf.timestamp(), precision=6)
+            with tf.control_dependencies([now]):
+                written = tf.print(now, output_stream=f"file://{self._request.clock}")
+        # eagerly the line is written by now, and there is no op to wait for
+        waited = [] if written is None else [written]
+        with tf.device(tensor.device), tf.control_dependencies(waited):
+            return tf.identity(tensor)
+
+    def _note(self, facts: ProgramFacts) -> None:
+        self._facts = facts
+        facts.write(self._request.clock)
+
+
+def _first_gradient(rows: Rows) -> Any:
+    """Return the tower and the column of a gradient that is not None; None if there is none."""
+    for tower, row in enumerate(rows):
+        for column, entry in enumerate(row):
+            if entry is not None:
+                return tower, column
+    return None
+
+
+def _digest(layout: Layout) -> str:
+    """Return the part of a fingerprint without names: two algorithms may have the same steps."""
+    return layout.fingerprint.rpartition(", ")[2]

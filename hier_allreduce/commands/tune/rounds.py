@@ -1,0 +1,191 @@
+"""The runs of ``tune``: all candidates in the same rounds, in both orders.
+
+::
+
+    round 0   the program as it is, which tells its all-reduce and how long a run takes
+    round 1   A B C D    a candidate that fails makes room for another one
+    round 2   D C B A
+    round 3   A B C D    … until the time is over
+
+Nobody is chosen on the way: all candidates get the same number of runs. Six rounds are the least,
+because nothing is certain with fewer pairs. So the minutes decide how many candidates there are.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from .candidates import AS_IT_IS, Candidate, Groups, candidates_for, strategies_for
+from .faults import NothingMeasured
+from .progress import Progress
+from .protocol import ProgramFacts
+from .ratio import LEAST_PAIRS
+from .run import LEAST, Run, Runner
+
+MOST_ROUNDS = 12
+MOST_HANGS = 3  # runs, if no run has made steps
+SLOWEST_START = 3  # times the start of the first run
+
+
+class Pace(NamedTuple):
+    """How long runs take, by the first one.
+
+    Attributes:
+        start: seconds of a run without its steps.
+        least: seconds of the fewest steps that a run has.
+    """
+
+    start: float
+    least: float
+
+    @property
+    def run(self) -> float:
+        """The seconds of the shortest run."""
+        return self.start + self.least
+
+    def affordable(self, seconds: float) -> int:
+        """Return how many programs can run six times in this time; at least two."""
+        return max(2, int(seconds / (LEAST_PAIRS * self.run)))
+
+    def rounds(self, programs: int, seconds: float, done: int = 0) -> int:
+        """Return in how many rounds so many programs run; with much time, half of it is steps."""
+        long_run = self.start + max(self.start, self.least)
+        fitting = int(seconds / (programs * long_run))
+        return min(max(LEAST_PAIRS - done, fitting), MOST_ROUNDS - done)
+
+    def steps(self, runs: int, seconds: float) -> float:
+        """Return the seconds of steps in each of so many runs that share this time."""
+        return max(0.0, seconds / runs - self.start)
+
+
+class Rounds:
+    """All runs of a program with its candidates.
+
+    Attributes:
+        runs: all runs so far, also after an interruption.
+        facts: what the first run has told.
+        left_out: why candidates have no run, by their names.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        groups: Optional[Groups],
+        only: Sequence[str],
+        progress: Progress,
+    ):
+        """Run nothing yet.
+
+        Args:
+            runner: runs the program until a deadline.
+            groups: two groups of towers along NVLink, where they differ from the halves.
+            only: names of candidates; empty for the usual ones.
+            progress: tells the user what comes.
+        """
+        self.runs: List[Run] = []
+        self.facts = ProgramFacts()
+        self.left_out: Dict[str, str] = {}
+        self._runner = runner
+        self._strategies = strategies_for(only, groups)
+        self._only = only
+        self._progress = progress
+
+    def run_all(self) -> None:
+        """Run all rounds.
+
+        Raises:
+            NothingMeasured: the first run shows that no run can be measured.
+            HierAllreduceError: no candidate is for this program.
+            OSError: the program cannot be started.
+        """
+        runner = self._runner
+        pace = self._first_run()
+        others, self.left_out = candidates_for(self.facts, self._strategies, self._only)
+        candidates = others if self.runs[0].fault else [Candidate(), *others]
+        enough = min(pace.affordable(runner.left()), len(candidates))
+        self._announce(pace, candidates, enough)
+
+        # Round 1: as many candidates as can run six times. One that fails makes room for another.
+        rounds = pace.rounds(enough, runner.left())
+        seconds = pace.steps(rounds * enough, runner.left())
+        healthy: List[Candidate] = []
+        for candidate in candidates:
+            needed = pace.run * (1 + (LEAST_PAIRS - 1) * (len(healthy) + 1))
+            if len(healthy) > 1 and needed > runner.left():
+                self.left_out[candidate.name] = (
+                    f"no time: --minutes {_minutes_for(pace, candidates)} would do"
+                )
+            elif self._always_hangs():
+                self.left_out[candidate.name] = f"the program hangs with {MOST_HANGS} others"
+            elif self._run(candidate, seconds, 1):
+                healthy.append(candidate)
+
+        # The other rounds: the same candidates, in both orders, in the time that is left.
+        rounds = 1 + pace.rounds(max(1, len(healthy)), runner.left(), done=1)
+        for round in range(2, rounds + 1):
+            if len(healthy) < 2 or runner.left() < len(healthy) * pace.run:
+                break
+            to_come = (rounds - round + 1) * len(healthy)
+            seconds = pace.steps(to_come, runner.left())
+            order = healthy if round % 2 else healthy[::-1]
+            healthy = [candidate for candidate in order if self._run(candidate, seconds, round)]
+            healthy.sort(key=candidates.index)
+
+    def _first_run(self) -> Pace:
+        """Run the program as it is, and return how long it takes; its facts tell the candidates."""
+        first = self._runner.run(Candidate(), 0.0, 0, self._strategies)
+        program = " ".join(self._runner.command)
+        if first is None:
+            raise NothingMeasured(
+                f"{program}: the time was over before step {LEAST}: more --minutes"
+            )
+        self.facts = first.facts
+        is_built = self.facts.towers > 0
+        if first.fault.startswith("ended"):
+            advice = "let it train longer" if is_built else "it built no all-reduce of this package"
+            raise NothingMeasured(f"{program} {first.fault}: {advice}")
+        if not is_built:
+            raise NothingMeasured(f"{program} {first.fault or first.lost}; see {first.output}")
+        self.runs.append(first)
+        if first.fault:
+            return Pace(1.0, 0.0)  # nothing is known of a program that hangs
+        # the others start as the first one did, and a hang must not take all the time
+        usual = round(max(self._runner.patience, SLOWEST_START * first.overhead))
+        self._runner.start_patience = min(self._runner.start_patience, usual)
+        return Pace(first.overhead, LEAST * first.step if first.seconds else 0.0)
+
+    def _announce(self, pace: Pace, candidates: Sequence[Candidate], enough: int) -> None:
+        """Tell the user which program is which, and for how many of them there is time."""
+        first = self.runs[0]
+        was = [candidate.name for candidate in candidates if candidate.was]
+        before = f"; as it was, it used {was[0]}, if it chose nothing else" if was else ""
+        self._progress.say(f"{AS_IT_IS.capitalize()} uses hier_allreduce{before}.")
+        if first.fault:
+            self._progress.say(f"{AS_IT_IS.capitalize()} {first.fault}.")
+            return
+        names = ", ".join(candidate.name for candidate in candidates[:enough])
+        more = ""
+        if enough < len(candidates):
+            more = f" --minutes {_minutes_for(pace, candidates)} would do for {len(candidates)}."
+        self._progress.say(
+            f"A start takes {pace.start:.0f} s. The time is enough for {LEAST_PAIRS} or more runs"
+            f" of each of {enough}: {names}.{more} Ctrl-C prints the table so far."
+        )
+
+    def _run(self, candidate: Candidate, seconds: float, round: int) -> bool:
+        """Run a candidate; return whether it may run again."""
+        run = self._runner.run(candidate, seconds, round) if self._runner.left() > 0 else None
+        if run is not None:
+            self.runs.append(run)
+        elif round == 1:
+            self.left_out[candidate.name] = "the time was over"
+        return run is not None and not run.fault
+
+    def _always_hangs(self) -> bool:
+        """Return whether all runs have hung, and enough of them."""
+        return all(run.has_hung for run in self.runs) and len(self.runs) >= MOST_HANGS
+
+
+def _minutes_for(pace: Pace, candidates: Sequence[Candidate]) -> int:
+    """Return the minutes in which all candidates can run six times."""
+    return int(LEAST_PAIRS * len(candidates) * pace.run / 60) + 1
