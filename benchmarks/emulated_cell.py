@@ -14,23 +14,16 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
-from unittest import mock
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import tensorflow as tf
-from baselines import BASELINES, Build, Matrix
+from candidates import all_reduce
 from emulation import POLL_US, plugin
 from function_step import function_step, mirrored
 from machines import Machine, copies_in, limit, load_machine
 from rounds import FUNCTION, NOTHING, Load, Step, base_of, exposed, timed_rounds
 from training_step import Pass, TrainingStep, chains, load_pass, tf1, training_step
 
-from hier_allreduce import Strategy, allreduce_grads
-from hier_allreduce.graph import allreduce as road
-
-OURS = "ours"
-WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it, in a session
-MIB = 1 << 20
 TIMER_SLACK = 29  # of prctl
 PRECISE, MOST_TRIES = 0.05, 6  # of an op's price
 
@@ -52,32 +45,6 @@ class Cell(NamedTuple):
     average: bool
     rounds: int
     names: List[str]
-
-
-def all_reduce(name: str) -> Build:
-    """Return a baseline, ours, or ours by an algorithm with chunks of so many MiB: ``tree/8``.
-
-    With ``" without edges"`` ours adds no control edges.
-    """
-    if name in BASELINES:
-        return BASELINES[name]
-    name, edges = name.replace(WITHOUT_EDGES, ""), not name.endswith(WITHOUT_EDGES)
-    strategy = Strategy()
-    if name != OURS:
-        algorithm, size = name.split("/")
-        strategy = Strategy(algorithm, chunk_bytes=int(float(size) * MIB))
-
-    def build(grads: Matrix, devices: Any, average: bool) -> Matrix:
-        with contextlib.nullcontext() if edges else _no_edges():
-            return allreduce_grads(grads, devices, average, strategy)
-
-    return build
-
-
-@contextlib.contextmanager
-def _no_edges() -> Iterator[None]:
-    with mock.patch.object(road, "limit_lead", lambda *_: None):
-        yield
 
 
 def measure(cell: Cell) -> List[Dict[str, Any]]:

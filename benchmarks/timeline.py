@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
 from emulated import run, scale_of
-from emulated_cell import OURS, Cell
+from emulated_cell import Cell
+from ratios import OURS
 
 from hier_allreduce.formatting import table
 

@@ -162,7 +162,6 @@ def add_step(
 
 def _gradients(work: Pass, number: int, tower: Tower, variables: List[Variable]) -> List[Any]:
     """Return the N gradients of a tower; the last one is ready first."""
-    variables += tower.variables
     grads: List[Any] = []
     with tf.device(tower.device), tf.name_scope(f"tower{number}"):
         for n, microseconds in enumerate(work.forward if work.kernels else []):
@@ -171,6 +170,7 @@ def _gradients(work: Pass, number: int, tower: Tower, variables: List[Variable])
             if work.kernels:
                 tower.launch(f"backward{n}", microseconds)
             grads.append(tower.gradient(f"grad{n}", work.shapes[n].shape))
+    variables += tower.variables
     return grads[::-1]
 
 

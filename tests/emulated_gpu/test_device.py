@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from emulated_gpu import plugin
-from helpers.graphs import XPU
+from helpers.real_gpus import ARE_EMULATED
 
-if XPU != "gpu":
+if not ARE_EMULATED:
     pytest.skip("needs emulated GPUs: pytest --devices gpu", allow_module_level=True)
 
 
