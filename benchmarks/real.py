@@ -72,8 +72,9 @@ def main() -> None:
     """Measure the cells, print tables, and write the JSON file, the picture and the traces."""
     options = parser().parse_args()
     devices = find(options.gpus, options.cpu, options.memory)
+    devices.check()
     print(f"{devices.machine}, TensorFlow {tf.__version__}", flush=True)
-    costs = calibrate(devices, options.over == "host")
+    costs = calibrate(devices, options.over == "host", any(options.passes))
     print(f"calibrated: {json.dumps(costs)}\n", flush=True)
     results: Dict[str, Any] = {**about(devices), "calibration": costs, "cells": []}
     for model in options.models:
@@ -91,13 +92,13 @@ def main() -> None:
         draw(results, options.picture)
 
 
-def calibrate(devices: Devices, over_host: bool) -> Dict[str, Any]:
-    """Return what the machine costs, as the JSON has it."""
+def calibrate(devices: Devices, over_host: bool, has_pass: bool) -> Dict[str, Any]:
+    """Return what the machine costs, as the JSON has it; scans only if they are needed."""
     count = devices.towers
     ring = [(number, (number + 1) % count) for number in range(count)]
     costs: Dict[str, Any] = {
         "op_us": {one: calibration.op_us(devices, one) for one in sorted({1, count})},
-        "scan_us": calibration.scan_us(devices, CALIBRATED),
+        "scan_us": calibration.scan_us(devices, CALIBRATED) if has_pass else {},
         "host_us": calibration.addition_us(devices),
     }
     if count > 1 and devices.kind == "gpu":
@@ -149,9 +150,8 @@ def measure(
 @contextlib.contextmanager
 def _runner(name: str, devices: Devices, work: Pass, costs: Dict[str, Any], options: Any) -> Any:
     """Yield a session with the step of an all-reduce, which has run once."""
-    new_tower: Callable[[int, str], RealTower] = functools.partial(
-        RealTower, scans=Scans(costs["scan_us"])
-    )
+    scans = Scans(costs["scan_us"]) if work.kernels else None
+    new_tower: Callable[[int, str], RealTower] = functools.partial(RealTower, scans=scans)
     reduce = None if name == NOTHING else all_reduce(name)
     built = training_step(work, devices.names, reduce, not options.sum, new_tower)
     facts: Dict[str, Any] = {}

@@ -52,6 +52,18 @@ class Devices(NamedTuple):
             config.gpu_options.experimental.virtual_devices.add().memory_limit_mb.extend(limits)
         return tf1.Session(graph=graph, config=config)
 
+    def check(self) -> None:
+        """Start the devices, which fails before anything is measured if it has to.
+
+        Raises:
+            SystemExit: a device is missing: TensorFlow cuts logical GPUs of CUDA only.
+        """
+        with self.session(tf.Graph()) as session:
+            there = [device.name.lower() for device in session.list_devices()]
+        for name in self.names:
+            if not any(device.endswith(f"device:{name[1:]}") for device in there):
+                raise SystemExit(f"TensorFlow made no {name}; there are {', '.join(there)}")
+
     def stages(self) -> List[str]:
         """Return a CPU device for each device that reads over the host."""
         first = self.towers if self.kind == "cpu" else 0

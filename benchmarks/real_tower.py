@@ -12,7 +12,7 @@ their chip. The additions keep the host busy; how long they are is fed in each s
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 from training_step import Tower, Variable
@@ -45,10 +45,13 @@ class Scans:
 class RealTower(Tower):
     """A chain of scans on a GPU. Each waits for the one before, and for the host's work."""
 
-    def __init__(self, number: int, device: str, scans: Scans):
-        """Begin the chain. The first tower of a graph makes the placeholder."""
+    def __init__(self, number: int, device: str, scans: Optional[Scans]):
+        """Begin the chain. The first tower of a graph makes the placeholder.
+
+        Without scans there is no pass.
+        """
         super().__init__(number, device)
-        self._lasting = scans.lasting
+        self._scans = scans
         self._rows: Dict[int, Any] = {}
         graph = tf1.get_default_graph()
         if number == 0:
@@ -62,7 +65,8 @@ class RealTower(Tower):
         with tf.control_dependencies(self._last):
             self._worked = raw.AddV2(x=self._worked, y=self._work)
         self._last = [self._worked.op]
-        for size in self._lasting(microseconds):
+        assert self._scans is not None
+        for size in self._scans.lasting(microseconds):
             with tf.control_dependencies(self._last):
                 scan = raw.Cumsum(x=self._row(size), axis=0, exclusive=False, reverse=False)
             self._last = [scan.op]
