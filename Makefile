@@ -23,7 +23,7 @@ help:
 	@echo "make test-quick  the tests that need no TensorFlow"
 	@echo "make test-gpu    the tests of all-reduces and training, on real GPUs if TensorFlow sees some, else on emulated ones"
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
-	@echo "make bench       this all-reduce beside those of others, on CPU devices and emulated GPUs"
+	@echo "make bench       real steps beside emulated ones; this all-reduce beside others on emulated GPUs and CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
@@ -84,8 +84,8 @@ test-compat:
 	.ci/test-compat
 
 bench: .venv/.done build/emulated_gpu.so
-	.venv/bin/python benchmarks/peers.py
 	.venv/bin/python benchmarks/emulated.py dgx-1v,pcie-pairs,4x-rtx-4090 resnet50 --anchors --passes 60
+	.venv/bin/python benchmarks/peers.py
 
 soak: .venv/.done
 	.venv/bin/python -m pytest -n 2 --hypothesis-profile soak --timeout 3600 tests/test_random.py tests/training/test_random_trainings.py $(PYTEST_OPTIONS)

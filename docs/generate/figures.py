@@ -152,9 +152,10 @@ def main():
     draw_two_groups(groups)
     print(groups)
     steps = FIGURES / "measured-steps.png"
-    means = [cell for cell in measured.all_cells() if cell["average"]]
-    picture.draw({"cells": means}, str(steps), model="resnet50")
-    print(steps)
+    cells = measured.all_cells()
+    if cells:
+        picture.draw({"cells": cells}, str(steps), model="resnet50")
+        print(steps)
 
 
 if __name__ == "__main__":

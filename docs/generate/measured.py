@@ -145,7 +145,7 @@ def anchors_table():
     cells = [cell for run in runs() for cell in run["cells"]]
     measured = {(anchor.place, anchor.name): anchor for anchor in anchoring.anchors(cells)}
     rows = [["exposed, ms", "GPUs", "host", "real", "emulated", "error"]]
-    for place, medians in anchoring.real_medians().items():
+    for place, medians in sorted(anchoring.real_medians().items()):
         for name, values in medians.items():
             real = f"{statistics.median(values):.1f}"
             real += f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
