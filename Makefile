@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since tests of several hosts wait for timeouts.
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
-# the tests that say what programs meet: on GPUs too, which are emulated
+# the tests that say what programs meet: on GPUs too, real ones or emulated ones
 ON_GPUS = tests/graph tests/training tests/audit tests/integrations tests/cluster/test_cluster.py \
           tests/test_random.py tests/emulated_gpu
 QUICK = tests/commands/test_nvlinks.py tests/planning tests/docs/test_pages.py
@@ -21,9 +21,9 @@ help:
 	@echo "make test        the tests, on TensorFlow 2"
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow"
-	@echo "make test-gpu    the tests of all-reduces and training, on emulated GPUs"
+	@echo "make test-gpu    the tests of all-reduces and training, on real GPUs if TensorFlow sees some, else on emulated ones"
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
-	@echo "make bench       this all-reduce beside those of others, on CPU devices and emulated GPUs"
+	@echo "make bench       real steps beside emulated ones; this all-reduce beside others on emulated GPUs and CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
@@ -84,8 +84,8 @@ test-compat:
 	.ci/test-compat
 
 bench: .venv/.done build/emulated_gpu.so
+	.venv/bin/python benchmarks/emulated.py dgx-1v,pcie-pairs,4x-rtx-4090 resnet50 --anchors --passes 60
 	.venv/bin/python benchmarks/peers.py
-	.venv/bin/python benchmarks/emulated.py dgx-1v,pcie-pairs,4x-rtx-4090 resnet50 --rounds 3
 
 soak: .venv/.done
 	.venv/bin/python -m pytest -n 2 --hypothesis-profile soak --timeout 3600 tests/test_random.py tests/training/test_random_trainings.py $(PYTEST_OPTIONS)

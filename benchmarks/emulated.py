@@ -3,12 +3,14 @@
 ::
 
     python benchmarks/emulated.py dgx-1v,pcie-pairs resnet50 --json FILE --picture FILE
+    python benchmarks/emulated.py --published        # measures what results/published lacks
     python benchmarks/emulated.py dgx-1v resnet50 --sweep
 
-Each cell is a machine, a model and a share: how much of the kernels' time the host is busy
-launching them. That share decides how far the host is ahead of the GPUs. A cell runs in its own
-process; a round runs one step of each all-reduce in random order. *Exposed* is the time of a step
-minus the median step without an all-reduce.
+It begins with the anchors: steps that a real GPU has timed, too. Each cell is a machine, a model, a
+backward pass and a share: how much of the kernels' time the host is busy launching them. That share
+decides how far the host is ahead of the GPUs. A cell runs in its own process. *Exposed* is the time
+of a step minus the median step without an all-reduce. Nothing else should run meanwhile: a cell
+notes what did, and is refused above a limit.
 """
 
 from __future__ import annotations
@@ -20,53 +22,64 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
-from baselines import BASELINES, OF_8_TOWERS
-from emulated_cell import MIB, OURS, Cell, work_of
+from anchors import anchors_table, to_emulate
+from baselines import OF_8_TOWERS
+from candidates import WITHOUT_EDGES
+from emulated_cell import Cell
 from emulation import environment
 from machines import load_machine
 from picture import draw
+from ratios import OURS, PEERS
+from rounds import FUNCTION
 from sweep import sweep_table, swept
-from tables import anchors_table, cell_table, summary
+from tables import cell_table, summary
+from training_step import load_pass
 
 HERE = Path(__file__).parent
+PUBLISHED = HERE / "results" / "published"
+REFUSED = HERE.parent / "build" / "refused"
 ABOUT = """\
 Emulated: the GPUs, their kernels (they compute nothing and take their time), the links, the pace
 of the host. Real: TensorFlow {tensorflow} with its executor and Grappler, all graphs, all code of
 the all-reduces. Milliseconds of the emulated machine; medians (least to most) of the rounds.
 """
-# A step is stretched to so long, at least by 8: then an op costs the host of 2 cores below 10 µs of
-# the emulated machine, about as much as on a machine with GPUs. By 3 it cost 22 µs.
-STEP_SECONDS = 1.1
-LEAST_SCALE = 8.0
-MOST_SCALE = 12.0
-ANCHOR_MACHINE = "dgx-1p"
+# A step is stretched to so long, within limits: this machine's own work for an op has to be less
+# than what an op costs on a machine with GPUs.
+STEP_SECONDS = 0.9
+LEAST_SCALE, MOST_SCALE = 8.0, 14.0
 
+PASSES_MS = [60.0, 20.0]  # ResNet-50's backward pass on a V100, and on a GPU three times as fast
+HOSTS = [0.2, 0.8]
 
-class Anchor(NamedTuple):
-    """An all-reduce without a backward pass whose time is known from elsewhere."""
+# A cell is refused above these limits.
+MOST_OTHER_CORES = 0.25  # that other programs use
+MOST_GAP_MS = 1.0  # of the emulated machine, for which a thread was due and did not run
+MOST_OP_ERROR = 0.15  # of the price of an op
 
-    what: str
-    model: str
-    name: str
-    known_ms: float
-    source: str
-
-
-def anchors() -> List[Anchor]:
-    """Return TensorFlow's two groups on a DGX-1 with P100, and a copy at its link's speed."""
-    link = load_machine(ANCHOR_MACHINE).links[0, 1]
-    copy_ms = 1e3 * (link.seconds + 64 * MIB / link.bytes_per_second)
-    published = "reported for tf_cnn_benchmarks, hierarchical_copy; no address"
-    return [
-        Anchor("two groups, 51 MB in 8 packs", "51 MB in 8", "tensorpack", 10.0, published),
-        Anchor("two groups, 51 MB in 161 tensors", "51 MB in 161", "tensorpack", 26.0, published),
-        Anchor("copy of 64 MiB, GPU 0 to 1", "64 MiB in 1", "copy 0 to 1", copy_ms, "the link"),
-    ]
+# The order of what is published: first the machines that differ most.
+MACHINES = (
+    "dgx-1v",
+    "pcie-pairs",
+    "dgx-a100",
+    "4x-rtx-4090",
+    "pcie-switch",
+    "dgx-1p",
+    "2x-rtx-5090",
+)
+MODELS_AND_PASSES = (
+    ("resnet50", 60.0),
+    ("resnet50", 20.0),
+    ("bert_base", 20.0),
+    ("vgg16", 20.0),
+    ("bert_base", 60.0),
+    ("vgg16", 60.0),
+)
 
 
 def run(cell: Cell, trace: Optional[str] = None) -> List[Dict[str, Any]]:
@@ -86,31 +99,57 @@ def run(cell: Cell, trace: Optional[str] = None) -> List[Dict[str, Any]]:
     return results
 
 
-def scale_of(model: str) -> float:
-    """Return a scale by which a step takes about a second, from 8 to 12."""
-    return min(MOST_SCALE, max(LEAST_SCALE, STEP_SECONDS / (1e-3 * work_of(model).kernels_ms)))
+def fault_of(result: Dict[str, Any]) -> Optional[str]:
+    """Return why a result is refused; None if it is not."""
+    others, gap = result["other_cores"], result["longest_gap_ms"]
+    asked = load_machine(result["machine"]).op_us
+    if others is not None and others > MOST_OTHER_CORES:
+        return f"other programs used {others:.2f} cores"
+    if gap > MOST_GAP_MS:
+        return f"a thread was due and did not run for {gap:.1f} ms"
+    if abs(result["op_us"] / asked - 1) > MOST_OP_ERROR:
+        return f"an op costs {result['op_us']:.1f} µs instead of {asked:.1f} (see --scale)"
+    return None
+
+
+def scale_of(model: str, pass_ms: float) -> float:
+    """Return a scale by which a step takes about a second, within limits."""
+    kernels_ms = load_pass(model, pass_ms).kernels_ms
+    if not kernels_ms:
+        return MOST_SCALE
+    return round(min(MOST_SCALE, max(LEAST_SCALE, STEP_SECONDS / (1e-3 * kernels_ms))), 1)
+
+
+def usual_names(machine: str) -> List[str]:
+    """Return ours, with and without control edges and in a tf.function, and all peers."""
+    is_8 = load_machine(machine).gpus == 8
+    peers = [name for name in PEERS if is_8 or name not in OF_8_TOWERS]
+    return [OURS, OURS + WITHOUT_EDGES, OURS + FUNCTION, *peers]
 
 
 def names_for(machine: str, options: argparse.Namespace) -> List[str]:
     """Return the all-reduces that run on a machine."""
-    gpus = load_machine(machine).gpus
+    names = usual_names(machine)
     if options.only:
-        return list(options.only.split(","))
-    if options.sweep:
-        return swept(gpus)
-    left_out = {"tensorpack cpu", *(() if gpus == 8 else OF_8_TOWERS)}
-    return [OURS, *(name for name in BASELINES if name not in left_out)]
+        names = list(options.only.split(","))
+    elif options.sweep:
+        names = swept(load_machine(machine).gpus)
+    return [name + WITHOUT_EDGES for name in names] if options.without_edges else names
 
 
-def run_anchors(scale: float) -> List[Dict[str, Any]]:
-    """Return the anchors, with the milliseconds that are emulated."""
-    found = []
-    for anchor in anchors():
-        cell = Cell(ANCHOR_MACHINE, anchor.model, [0.0], scale, False, 5, [anchor.name])
-        (result,) = run(cell)
-        emulated = result["contenders"][anchor.name]["median_ms"]
-        found.append({**anchor._asdict(), "emulated_ms": emulated, "cell": result})
-    return found
+def anchor_cells(rounds: int) -> Iterator[Cell]:
+    """Yield the cells that a real GPU has timed, too."""
+    for (machine, model, pass_ms), (hosts, names) in to_emulate().items():
+        scale = scale_of(model, pass_ms)
+        yield Cell(machine, model, pass_ms, hosts, scale, True, rounds, names)
+
+
+def published_cells(rounds: int) -> Iterator[Cell]:
+    """Yield the cells that are published, the most important ones first."""
+    yield from anchor_cells(rounds)
+    for (model, pass_ms), machine in itertools.product(MODELS_AND_PASSES, MACHINES):
+        scale = scale_of(model, pass_ms)
+        yield Cell(machine, model, pass_ms, HOSTS, scale, True, rounds, usual_names(machine))
 
 
 def about() -> Dict[str, Any]:
@@ -129,29 +168,69 @@ def about() -> Dict[str, Any]:
     }
 
 
+def measured(cell: Cell) -> List[Dict[str, Any]]:
+    """Measure a cell, print its table, and return its results; a refused one says why."""
+    results = run(cell)
+    for result in results:
+        fault = fault_of(result)
+        if fault:
+            result["refused"] = fault
+    print(f"{cell_table(results)}\n", flush=True)
+    return results
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Measure the published cells that have no file yet, and return how many were refused."""
+    for folder in (PUBLISHED, REFUSED):
+        folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    refused = 0
+    for cell in published_cells(options.rounds):
+        name = f"{cell.machine}-{cell.model}-{cell.pass_ms:g}.json"
+        if (PUBLISHED / name).exists():
+            continue
+        minutes = (time.monotonic() - began) / 60
+        if options.minutes is not None and minutes > options.minutes:
+            print(f"stopped after {minutes:.0f} minutes; the same command goes on")
+            break
+        print(f"after {minutes:.1f} minutes: {name}", flush=True)
+        where = about()
+        cells = measured(cell)
+        is_refused = any("refused" in result for result in cells)
+        refused += is_refused
+        write({**where, "cells": cells}, str((REFUSED if is_refused else PUBLISHED) / name))
+    print(f"{refused} cells were refused (in {REFUSED}); the same command measures them again")
+    return refused
+
+
 def main() -> None:
     """Measure the cells, print their tables, and write the JSON file and the picture."""
     options = parser().parse_args()
     where = about()
     print(ABOUT.format(**where), flush=True)
-    results: Dict[str, Any] = {"cells": [], "anchors": [], **where}
-    for machine, model in itertools.product(options.machines, options.models):
-        scale = options.scale or scale_of(model)
-        names = names_for(machine, options)
-        cell = Cell(machine, model, options.host, scale, not options.sum, options.rounds, names)
-        found = run(cell)
-        print(f"{cell_table(found)}\n", flush=True)
-        results["cells"] += found
+    if options.published:
+        raise SystemExit(min(1, publish(options)))
+    results: Dict[str, Any] = {**where, "anchors": [], "cells": []}
+    if options.anchors:
+        for cell in anchor_cells(options.rounds):
+            results["anchors"] += measured(cell)
+            write(results, options.json)
+        print(f"{anchors_table(results['anchors'])}\n", flush=True)
+    for machine, model, pass_ms in itertools.product(
+        options.machines, options.models, options.passes
+    ):
+        scale = options.scale or scale_of(model, pass_ms)
+        asked = (machine, model, pass_ms, options.host, scale, not options.sum, options.rounds)
+        results["cells"] += measured(Cell(*asked, names_for(machine, options)))
         write(results, options.json)  # after each cell: an interrupted run keeps what it has
     if options.sweep:
         print(sweep_table(results["cells"]))
-    elif not options.only:
+    elif results["cells"] and not options.only:
         print(f"{summary(results['cells'])}\n")
-        results["anchors"] = run_anchors(MOST_SCALE)
-        print(anchors_table(results["anchors"]))
-        write(results, options.json)
     if options.picture:
         draw(results, options.picture)
+    if any("refused" in result for result in results["cells"] + results["anchors"]):
+        raise SystemExit("some cells are refused: measure them again when nothing else runs")
 
 
 def write(results: Dict[str, Any], path: Optional[str]) -> None:
@@ -164,14 +243,20 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     described = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = described.add_argument
-    add("machines", type=words, metavar="MACHINES", help="of benchmarks/machines, with commas")
-    add("models", type=words, metavar="MODELS", help="of benchmarks/models, with commas")
-    add("--host", type=shares, default=[0.2, 0.8], help="shares of the kernels' time (0.2,0.8)")
-    add("--scale", type=float, help="stretch times by this (8 to 12)")
-    add("--rounds", type=int, default=4, metavar="N", help="measured steps of each (4)")
+    add("machines", nargs="?", type=words, default=[], help="of benchmarks/machines, with commas")
+    add("models", nargs="?", type=words, default=[], help="of benchmarks/models, with commas")
+    add("--anchors", action="store_true", help="begin with the steps that a real GPU timed, too")
+    add("--published", action="store_true", help="measure what results/published lacks")
+    add("--minutes", type=float, help="of --published: begin no cell later than this")
+    passes = "ms of ResNet-50's backward pass; others' are as their bytes (60,20)"
+    add("--passes", type=numbers, default=PASSES_MS, metavar="MS", help=passes)
+    add("--host", type=numbers, default=HOSTS, help="shares of the kernels' time (0.2,0.8)")
+    add("--scale", type=float, help="stretch times by this (8 to 14)")
+    add("--rounds", type=int, default=3, metavar="N", help="measured steps of each (3)")
     add("--sum", action="store_true", help="the sum instead of the mean")
     add("--only", metavar="NAMES", help="these all-reduces: ours,tree/8,tensorpack packed")
     add("--sweep", action="store_true", help="all algorithms × 1 to 64 MiB")
+    add("--without-edges", action="store_true", help="no control edges, as in a tf.function")
     add("--json", metavar="FILE", help="write each round's milliseconds")
     add("--picture", metavar="FILE", help="draw the exposed times into a .png, .svg or .pdf")
     return described
@@ -182,7 +267,7 @@ def words(text: str) -> List[str]:
     return text.split(",")
 
 
-def shares(text: str) -> List[float]:
+def numbers(text: str) -> List[float]:
     """Return numbers from a list with commas."""
     return [float(part) for part in text.split(",")]
 

@@ -7,40 +7,39 @@ The argument has the keys of :class:`Cell`. FILE gets the result as JSON.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
-import random
-import re
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import tensorflow as tf
-from baselines import BASELINES, Build
-from emulation import plugin
-from machines import copies_in, limit, load_machine
-from shapes import GradientShape, load_model
-from training_step import Pass, TrainingStep, chains, tf1, training_step, usual_pass
+from candidates import all_reduce
+from emulation import POLL_US, plugin
+from function_step import function_step, mirrored
+from machines import Machine, copies_in, limit, load_machine
+from rounds import FUNCTION, NOTHING, Load, Step, base_of, exposed, timed_rounds
+from training_step import Pass, TrainingStep, chains, load_pass, tf1, training_step
 
-from hier_allreduce import Strategy, allreduce_grads
-
-NOTHING = "no all-reduce"
-OURS = "ours"
-MIB = 1 << 20
+TIMER_SLACK = 29  # of prctl
+PRECISE, MOST_TRIES = 0.05, 6  # of an op's price
 
 
 class Cell(NamedTuple):
     """A machine and a model, and the all-reduces to run.
 
     Attributes:
-        model: a name, or ``"51 MB in 8"`` for 8 equal gradients without a pass.
+        pass_ms: of ResNet-50's backward pass; that of another model is as its bytes. 0: no pass.
         hosts: shares of the kernels' time for which the host is busy launching them.
         scale: by how much all times are stretched.
     """
 
     machine: str
     model: str
+    pass_ms: float
     hosts: List[float]
     scale: float
     average: bool
@@ -48,135 +47,133 @@ class Cell(NamedTuple):
     names: List[str]
 
 
-def work_of(model: str) -> Pass:
-    """Return the computation of a model; the gradients of an anchor have none."""
-    anchor = re.fullmatch(r"(\d+) (MB|MiB) in (\d+)", model)
-    if anchor is None:
-        return usual_pass(load_model(model))
-    size = int(anchor[1]) * (MIB if anchor[2] == "MiB" else 10**6)
-    number = int(anchor[3])
-    shape = (size // 4 // number,)
-    return Pass([GradientShape(f"gradient{n}", shape) for n in range(number)], backward_ms=1e-3)
-
-
-def all_reduce(name: str) -> Build:
-    """Return a baseline, ours, or ours by an algorithm with chunks of so many MiB: ``tree/8``."""
-    if name in BASELINES:
-        return BASELINES[name]
-    if name == "copy 0 to 1":
-        return lambda grads, devices, _: [grads[0], _copied(grads[0], devices[1]), *grads[2:]]
-    strategy = Strategy()
-    if name != OURS:
-        algorithm, size = name.split("/")
-        strategy = Strategy(algorithm, chunk_bytes=int(float(size) * MIB))
-    return lambda grads, devices, average: allreduce_grads(grads, devices, average, strategy)
-
-
-def _copied(grads: Sequence[Any], device: str) -> List[Any]:
-    with tf.device(device):
-        return [tf.identity(grad) for grad in grads]
-
-
 def measure(cell: Cell) -> List[Dict[str, Any]]:
     """Run the all-reduces of a cell in rounds, and return a result for each share of the host.
 
     Times are milliseconds of the emulated machine.
     """
-    machine, work = load_machine(cell.machine), work_of(cell.model)
+    started = time.perf_counter()
+    machine, work = load_machine(cell.machine), load_pass(cell.model, cell.pass_ms)
     devices = [f"/gpu:{number}" for number in range(machine.gpus)]
-    steps: Dict[str, Callable[[], Any]] = {}
+    _run_before_others()
+    op_us = _set_price_of_an_op(machine, devices, cell.scale)
+    steps: Dict[str, Step] = {}
     about: Dict[str, Dict[str, Any]] = {}
-    for name in [NOTHING, *cell.names]:
-        started = time.perf_counter()
-        reduce = None if name == NOTHING else all_reduce(name)
-        built = training_step(work, devices, reduce, cell.average)
-        build_s = time.perf_counter() - started
-        limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
-        about[name] = {"build_s": round(build_s, 2), "limit_ms": round(limit_ms, 3)}
-        steps[name] = _runner(built, len(devices))
-    is_first = _run_before_others()
-    about_cell = cell._asdict()
-    del about_cell["hosts"], about_cell["names"]
+    for name in dict.fromkeys([NOTHING, *map(base_of, cell.names), *cell.names]):
+        steps[name], about[name] = _built(name, work, machine, devices, cell)
     shared = {
-        **about_cell,
+        **{key: value for key, value in cell._asdict().items() if key not in ("hosts", "names")},
+        "kind": "emulated",
         "gpus": machine.gpus,
         "kernels_ms": round(work.kernels_ms, 3),
-        "real_time": is_first,
-        "host_us_an_op": round(_cost_of_an_op(devices, cell.scale), 3),
+        "op_us": round(op_us, 2),
     }
     results = []
     for host in cell.hosts:
-        plugin.set_host_us(1e3 * host * work.kernels_ms / work.kernels)
-        times = _rounds(steps, cell)
-        load = [round(load, 2) for load in os.getloadavg()]
-        results.append({**shared, "host": host, **_exposed(times, about), "load": load})
+        if work.kernels:
+            plugin.set_host_us(1e3 * host * work.kernels_ms / work.kernels)
+        load = Load()
+        gaps: Dict[str, List[float]] = {name: [] for name in steps}
+        watched = {name: _watched(step, gaps[name]) for name, step in steps.items()}
+        times = timed_rounds(watched, cell.rounds, cell.scale)
+        gap = max(map(statistics.median, gaps.values()))  # one round's do not change a median
+        gap_ms = round(1e3 * gap / cell.scale, 3)
+        seen = {"other_cores": load.of_others(), "longest_gap_ms": gap_ms}
+        seconds = round(time.perf_counter() - started)
+        results.append(
+            {**shared, "host": host, **exposed(times, about), **seen, "seconds": seconds}
+        )
+        started = time.perf_counter()
     return results
 
 
-def _run_before_others() -> bool:
-    """Give the threads of this process real-time priority, if it may, against other load."""
-    try:
+def _watched(step: Step, gaps: List[float]) -> Step:
+    """Return the step; it appends its longest gap."""
+
+    def run() -> None:
+        plugin.longest_gap()
+        step()
+        gaps.append(plugin.longest_gap())
+
+    return run
+
+
+def _built(
+    name: str, work: Pass, machine: Machine, devices: List[str], cell: Cell
+) -> Tuple[Step, Dict[str, Any]]:
+    """Return a step that has run once, and what is known about its all-reduce."""
+    started = time.perf_counter()
+    if name.endswith(FUNCTION):
+        reduce = None if name.startswith(NOTHING) else mirrored(devices)
+        step = function_step(work, devices, reduce, cell.average)
+        about = {"build_s": round(time.perf_counter() - started, 2)}
+        step()  # Grappler works in the first step
+        return step, about
+    reduce = None if name == NOTHING else all_reduce(name)
+    built = training_step(work, devices, reduce, cell.average)
+    build_s = round(time.perf_counter() - started, 2)
+    limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
+    return _runner(built, len(devices), cell.scale), {
+        "build_s": build_s,
+        "limit_ms": round(limit_ms, 3),
+    }
+
+
+def _run_before_others() -> None:
+    """Let this process run before others, if it may, and wake up on time.
+
+    Not by real-time priority: Linux keeps real-time threads from a core for 50 ms of each second if
+    others want it, and a step would have a hole of 4 ms.
+    """
+    ctypes.CDLL(None).prctl(TIMER_SLACK, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):  # only root may
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
-    except OSError:  # only root may, on Linux
-        return False
-    return True
+            os.setpriority(os.PRIO_PROCESS, int(thread), -20)
 
 
-def _exposed(times: Dict[str, List[float]], about: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
-    """Return each contender's steps without the median step that has no all-reduce."""
-    base = statistics.median(times[NOTHING])
-    contenders = {}
-    for name in times:
-        if name != NOTHING:
-            exposed = [round(step - base, 3) for step in times[name]]
-            median = round(statistics.median(exposed), 3)
-            contenders[name] = {"exposed_ms": exposed, "median_ms": median, **about[name]}
-    rounds = [round(step, 3) for step in times[NOTHING]]
-    return {"base_ms": round(base, 3), "base_rounds_ms": rounds, "contenders": contenders}
-
-
-def _runner(built: TrainingStep, towers: int) -> Callable[[], Any]:
+def _runner(built: TrainingStep, towers: int, scale: float) -> Step:
     # At the end of a step a thread of the pool waits for each GPU. With as many threads as cores,
     # GPUs would wait for each other.
     config = tf1.ConfigProto(inter_op_parallelism_threads=3 * towers)
+    config.gpu_options.polling_active_delay_usecs = int(POLL_US * scale)
     session = tf1.Session(graph=built.graph, config=config)
     session.run(built.fill)
     step = session.make_callable(built.step)
     step()  # Grappler works in the first step
-    return step
+    return step  # type: ignore[no-any-return]
 
 
-def _rounds(steps: Dict[str, Callable[[], Any]], cell: Cell) -> Dict[str, List[float]]:
-    """Return the ms of each step; the order of a round is random, so that load meets all alike."""
-    times: Dict[str, List[float]] = {name: [] for name in steps}
-    order = random.Random(0)
-    for _ in range(cell.rounds):
-        for name in order.sample(sorted(steps), len(steps)):
-            started = time.perf_counter()
-            steps[name]()
-            times[name].append((time.perf_counter() - started) / cell.scale * 1e3)
-    return times
+def _set_price_of_an_op(machine: Machine, devices: List[str], scale: float) -> float:
+    """Let an op cost the host what it costs on the machine, and return the µs that it costs.
+
+    A part is this machine's own work, so the emulated launch takes the rest.
+    """
+    steps = [_runner(chains(devices, length), len(devices), scale) for length in (100, 600)]
+    launch_us, op_us = 0.0, _slope(steps, 500, scale)
+    for _ in range(MOST_TRIES):
+        if abs(op_us / machine.op_us - 1) < PRECISE:
+            break
+        launch_us = max(0.0, launch_us + machine.op_us - op_us)
+        plugin.set_launch_us(launch_us)
+        op_us = _slope(steps, 500, scale)
+    return op_us
 
 
-def _cost_of_an_op(devices: List[str], scale: float) -> float:
-    """Return the µs that an op costs the host while all GPUs run: the slope over long chains."""
-    seconds = []
-    for length in (200, 1200):
-        step = _runner(chains(devices, length), len(devices))
-        runs = []
-        for _ in range(3):
-            started = time.perf_counter()
-            step()
-            runs.append(time.perf_counter() - started)
-        seconds.append(min(runs))
-    return (seconds[1] - seconds[0]) / 1000 * 1e6 / scale
+def _slope(steps: List[Step], ops: int, scale: float) -> float:
+    """Return the µs of an op: the difference of two steps, of which the second has more ops."""
+    least = []
+    for step in steps:
+        times = timed_rounds({"chain": step}, 5, scale)["chain"]
+        least.append(min(times))
+    return (least[1] - least[0]) / ops * 1e3
 
 
 def main() -> None:
     """Measure what the first argument says, into the file that the second one names."""
-    tf1.disable_eager_execution()
-    results = measure(Cell(**json.loads(sys.argv[1])))
+    cell = Cell(**json.loads(sys.argv[1]))
+    pool = 3 * load_machine(cell.machine).gpus
+    tf.config.threading.set_inter_op_parallelism_threads(pool)  # of functions, as of sessions
+    results = measure(cell)
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(results, file)
 

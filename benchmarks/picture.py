@@ -1,23 +1,27 @@
-"""A picture of what ``emulated.py`` measured, from its JSON."""
+"""A picture of what ``emulated.py`` or ``real.py`` measured, from its JSON."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
-OURS = "ours"
 COLORS = {
-    OURS: "tab:orange",
+    "ours": "tab:orange",
+    "ours in a tf.function": "gold",
     "tensorpack packed": "tab:blue",
+    "tensorpack": "tab:purple",
     "tensorpack gpu": "tab:cyan",
-    "HierarchicalCopyAllReduce": "tab:green",
+    "HierarchicalCopyAllReduce in 8 packs": "tab:green",
     "ReductionToOneDevice": "tab:gray",
 }
+
+Row = Tuple[str, str, float]
 
 
 def draw(results: Dict[str, Any], path: str, model: Optional[str] = None) -> None:
     """Draw the exposed times of ours and of known peers into a .png, .svg or .pdf file.
 
-    A row is a machine, a column a share of the host. Bars are medians, lines the rounds' range.
+    A row is a machine, a model and a pass, a column a share of the host. Bars are medians, lines
+    the rounds' range.
 
     Args:
         results: what ``emulated.py --json`` writes.
@@ -28,14 +32,13 @@ def draw(results: Dict[str, Any], path: str, model: Optional[str] = None) -> Non
     from matplotlib.figure import Figure
 
     cells = [cell for cell in results["cells"] if model in (None, cell["model"])]
-    rows = _without_repeats([(cell["machine"], cell["model"]) for cell in cells])
+    rows = list(dict.fromkeys(map(_row_of, cells)))
     hosts = sorted({cell["host"] for cell in cells})
     size = (4.5 * len(hosts), 0.4 + 1.2 * len(rows))
     figure = Figure(figsize=size, dpi=120)
     axes = figure.subplots(len(rows), len(hosts), squeeze=False)
     for cell in cells:
-        row = rows.index((cell["machine"], cell["model"]))
-        _bars(axes[row][hosts.index(cell["host"])], cell)
+        _bars(axes[rows.index(_row_of(cell))][hosts.index(cell["host"])], cell)
     for axis, host in zip(axes[0], hosts):
         title = f"{axis.get_title(loc='left')}\nhost busy {host:g} of the step"
         axis.set_title(title, loc="left", fontsize=9)
@@ -43,8 +46,8 @@ def draw(results: Dict[str, Any], path: str, model: Optional[str] = None) -> Non
     FigureCanvasAgg(figure).print_figure(path)
 
 
-def _without_repeats(items: List[Tuple[str, str]]) -> List[Tuple[str, str]]:
-    return list(dict.fromkeys(items))
+def _row_of(cell: Dict[str, Any]) -> Row:
+    return cell["machine"], cell["model"], cell["pass_ms"]
 
 
 def _bars(axis: Any, cell: Dict[str, Any]) -> None:
@@ -57,7 +60,8 @@ def _bars(axis: Any, cell: Dict[str, Any]) -> None:
         axis.hlines(place, least, most, color="k")
         axis.text(max(median, most), place, f"  {median:.1f}", va="center", fontsize=8)
     axis.set_yticks(range(len(shown)), list(reversed(shown)), fontsize=8)
-    axis.set_title(f"{cell['machine']}, {cell['model']}: exposed, ms", loc="left", fontsize=9)
+    where = f"{cell['machine']}, {cell['model']}, pass {cell['pass_ms']:g}"
+    axis.set_title(f"{where}: exposed, ms", loc="left", fontsize=9)
     axis.margins(x=0.15)
     axis.tick_params(axis="x", labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,7 @@
 """The sweep behind the rule's constants: algorithms × chunk sizes over all cells.
 
-A cell is a machine, a model and a host's share. An algorithm with a chunk size scores (exposed +
-1 % of the step) ÷ (the same of the cell's best): 1 is the best there. The 1 % keeps a cell that
-exposes almost nothing from deciding everything.
+A cell is a machine, a model, a pass and a host's share. An algorithm with a chunk size scores what
+it adds to a step, divided by what the cell's best candidate adds: 1 is the best there.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import statistics
 from collections import defaultdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from ratios import best, exposed_ratio
 from shapes import load_model
 
 from hier_allreduce.formatting import table
@@ -39,12 +39,9 @@ def swept(gpus: int) -> List[str]:
 
 def scores(cell: Result) -> Dict[str, float]:
     """Return the score of each candidate in a cell."""
-    costs = {
-        name: max(0.0, one["median_ms"]) + 0.01 * cell["base_ms"]
-        for name, one in cell["contenders"].items()
-    }
-    least = min(costs.values())
-    return {name: cost / least for name, cost in costs.items()}
+    names = list(cell["contenders"])
+    least = best(cell, names)
+    return {name: exposed_ratio(cell, name, least) for name in names}
 
 
 def score_of_rule(cell: Result) -> Optional[float]:
@@ -55,7 +52,8 @@ def score_of_rule(cell: Result) -> Optional[float]:
     sizes = [GradientSize(shape.bytes // 4, 4, "float32") for shape in load_model(cell["model"])]
     plan = rule(sizes, cell["gpus"])
     for name, score in scores(cell).items():
-        algorithm, size = name.split("/")
+        algorithm, _, size = name.partition("/")
+        size = size.split(" ")[0]
         if algorithm not in BY_NAME or float(size) * MIB != plan.chunk_bytes:
             continue
         # on 2 GPUs several algorithms have the same steps

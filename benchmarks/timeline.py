@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
 from emulated import run, scale_of
-from emulated_cell import OURS, Cell
+from emulated_cell import Cell
 from emulated_gpu import trace  # the tests are no installed package: emulation.py knows their place
+from ratios import OURS
 
 from hier_allreduce.auditing import picture
 from hier_allreduce.auditing.traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE
@@ -120,12 +121,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("machine", help="of benchmarks/machines")
     parser.add_argument("model", help="of benchmarks/models")
+    passes = "ms of ResNet-50's backward pass; others' are as their bytes (60)"
+    parser.add_argument("--pass-ms", type=float, default=60.0, metavar="MS", help=passes)
     parser.add_argument("--host", type=float, default=0.8, help="share of the kernels' time (0.8)")
     parser.add_argument("--only", default=OURS, metavar="NAME", help="another all-reduce")
     parser.add_argument("--picture", metavar="FILE", help="draw it into a .png, .svg or .pdf")
     options = parser.parse_args()
-    scale = scale_of(options.model)
-    cell = Cell(options.machine, options.model, [options.host], scale, True, 2, [options.only])
+    scale = scale_of(options.model, options.pass_ms)
+    asked = (options.machine, options.model, options.pass_ms, [options.host], scale, True, 2)
+    cell = Cell(*asked, [options.only])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace")
         (result,) = run(cell, str(path))

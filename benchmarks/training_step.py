@@ -1,4 +1,4 @@
-"""The graph of a training step on emulated GPUs, around any all-reduce.
+"""The graph of a training step, around any all-reduce.
 
 ::
 
@@ -6,26 +6,30 @@
                       │ gradient                     │ gradient
                       └────────── all-reduce, K×N ───┘ ─► ResourceApplyGradientDescent
 
-A kernel computes nothing and takes as long as its name says. Its launch keeps the host busy.
+The kernels are those of a :class:`Tower`. On emulated GPUs a kernel computes nothing and takes as
+long as its name says; its launch keeps the host busy. ``real_tower.py`` has those of real GPUs.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from baselines import Build, Matrix
-from shapes import GradientShape
+from shapes import GradientShape, load_model
 
 tf1 = tf.compat.v1
 raw = tf.raw_ops
 
 FORWARD_KERNELS = 60
-BYTES_PER_MS = 1.7e6  # of gradients in a backward pass: ResNet-50's on a V100 takes about 60 ms
+OF_PASSES = "resnet50"  # the model whose backward pass has a length; others' are as their bytes
 
 
 class Pass(NamedTuple):
-    """The computation of a training step: shapes of N gradients, and the backward pass in ms."""
+    """The computation of a training step: shapes of N gradients, and the backward pass in ms.
+
+    Without a pass, 0 ms, all gradients are ready at once.
+    """
 
     shapes: Sequence[GradientShape]
     backward_ms: float
@@ -33,17 +37,85 @@ class Pass(NamedTuple):
     @property
     def kernels(self) -> int:
         """The kernels of the forward and the backward pass on one GPU."""
-        return FORWARD_KERNELS + len(self.shapes)
+        return FORWARD_KERNELS + len(self.shapes) if self.backward_ms else 0
 
     @property
     def kernels_ms(self) -> float:
         """The time of these kernels; the forward pass takes half of the backward pass."""
         return 1.5 * self.backward_ms
 
+    @property
+    def forward(self) -> List[float]:
+        """The microseconds of the forward pass's kernels."""
+        return [500 * self.backward_ms / FORWARD_KERNELS] * FORWARD_KERNELS
 
-def usual_pass(shapes: Sequence[GradientShape]) -> Pass:
-    """Return a pass whose backward half takes a second for 1.7 GB of gradients."""
-    return Pass(shapes, sum(shape.bytes for shape in shapes) / BYTES_PER_MS)
+    @property
+    def backward(self) -> List[float]:
+        """The microseconds of N kernels: half of the pass evenly, half by the gradients' bytes."""
+        half = 500 * self.backward_ms
+        total = sum(shape.bytes for shape in self.shapes)
+        return [half / len(self.shapes) + half * shape.bytes / total for shape in self.shapes]
+
+
+def load_pass(model: str, pass_ms: float) -> Pass:
+    """Return the pass of a model, if ResNet-50's backward pass takes ``pass_ms``."""
+    shapes = load_model(model)
+    of_all = [sum(shape.bytes for shape in some) for some in (shapes, load_model(OF_PASSES))]
+    return Pass(shapes, pass_ms * of_all[0] / of_all[1])
+
+
+class Variable(NamedTuple):
+    """A variable by its name; ``value`` fills it, or nothing does if that is None."""
+
+    name: str
+    shape: Tuple[int, ...]
+    device: str
+    value: Optional[float]
+
+    def handle(self) -> Any:
+        """Return the handle, on the device; a function captures it, as those of Keras do."""
+        with tf.init_scope(), tf.device(self.device):
+            return raw.VarHandleOp(dtype=tf.float32, shape=self.shape, shared_name=self.name)
+
+    def read(self) -> Any:
+        """Return the value, on the device."""
+        handle = self.handle()
+        with tf.device(self.device):
+            value = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
+        value.set_shape(self.shape)
+        return value
+
+    def fill(self) -> Any:
+        """Return the op that makes the variable."""
+        handle = self.handle()
+        with tf.device(self.device):
+            if self.value is None:
+                value = raw.Empty(shape=list(self.shape), dtype=tf.float32)
+            else:
+                value = tf.fill(self.shape, tf.constant(self.value))
+            return raw.AssignVariableOp(resource=handle, value=value)
+
+
+class Tower:
+    """A chain of kernels on an emulated GPU. Each needs the one before."""
+
+    def __init__(self, number: int, device: str):
+        """Begin the chain at variables, since Grappler computes what it knows beforehand."""
+        self.device = device
+        self.variables = [Variable(f"{name}{number}", (), device, 1.0) for name in ("value", "one")]
+        self._value, self._one = (variable.read() for variable in self.variables)
+
+    def launch(self, name: str, microseconds: float) -> None:
+        """Add the next kernel."""
+        name = f"{name}_burn_{microseconds:.1f}"
+        self._value = tf.maximum(self._value, self._one, name=name)
+
+    def gradient(self, name: str, shape: Sequence[int]) -> Any:
+        """Return a gradient that is ready when the last kernel has run."""
+        return tf.fill(shape, self._value, name=f"{name}_burn_1")
+
+
+NewTower = Callable[[int, str], Tower]
 
 
 class TrainingStep(NamedTuple):
@@ -55,69 +127,74 @@ class TrainingStep(NamedTuple):
 
 
 def training_step(
-    work: Pass, devices: List[str], reduce: Optional[Build], average: bool
+    work: Pass,
+    devices: List[str],
+    reduce: Optional[Build],
+    average: bool,
+    new_tower: NewTower = Tower,
 ) -> TrainingStep:
     """Return the step with an all-reduce, or without one if ``reduce`` is None."""
-    fills: List[Any] = []
     with tf.Graph().as_default() as graph:
-        rows: Matrix = [_tower(work, tower, device, fills) for tower, device in enumerate(devices)]
-        if reduce is not None:
-            rows = reduce(rows, devices, average)
-        updates = []
-        for tower, (device, row) in enumerate(zip(devices, rows)):
-            with tf.device(device):
-                updates += [_update(tower, n, grad, fills) for n, grad in enumerate(row)]
-        return TrainingStep(graph, tf.group(*updates), tf.group(*fills))
+        step, variables = add_step(work, devices, reduce, average, new_tower)
+        return TrainingStep(graph, step, tf.group(*(variable.fill() for variable in variables)))
 
 
-def _tower(work: Pass, tower: int, device: str, fills: List[Any]) -> List[Any]:
+def add_step(
+    work: Pass,
+    devices: List[str],
+    reduce: Optional[Build],
+    average: bool,
+    new_tower: NewTower = Tower,
+) -> Tuple[Any, List[Variable]]:
+    """Add a step to the current graph, and return its op and the variables to fill."""
+    variables: List[Variable] = []
+    rows: Matrix = [
+        _gradients(work, number, new_tower(number, device), variables)
+        for number, device in enumerate(devices)
+    ]
+    if reduce is not None:
+        rows = reduce(rows, devices, average)
+    updates = []
+    for number, (device, row) in enumerate(zip(devices, rows)):
+        updates += [_update(number, n, device, grad, variables) for n, grad in enumerate(row)]
+    return tf.group(*updates), variables
+
+
+def _gradients(work: Pass, number: int, tower: Tower, variables: List[Variable]) -> List[Any]:
     """Return the N gradients of a tower; the last one is ready first."""
     grads: List[Any] = []
-    total = sum(shape.bytes for shape in work.shapes)
-    even = 500 * work.backward_ms / len(work.shapes)  # µs: half of the pass evenly, half by bytes
-    with tf.device(device), tf.name_scope(f"tower{tower}"):
-        # a chain begins at variables, since Grappler computes what it knows beforehand
-        value, one = _scalar(f"value{tower}", fills), _scalar(f"one{tower}", fills)
-        for number in range(FORWARD_KERNELS):
-            value = _kernel(
-                value, one, f"forward{number}", 500 * work.backward_ms / FORWARD_KERNELS
-            )
-        for number, shape in reversed(list(enumerate(work.shapes))):
-            by_bytes = 500 * work.backward_ms * shape.bytes / total
-            value = _kernel(value, one, f"backward{number}", even + by_bytes)
-            grads.append(tf.fill(shape.shape, value, name=f"grad{number}_burn_1"))
+    with tf.device(tower.device), tf.name_scope(f"tower{number}"):
+        for n, microseconds in enumerate(work.forward if work.kernels else []):
+            tower.launch(f"forward{n}", microseconds)
+        for n, microseconds in reversed(list(enumerate(work.backward))):
+            if work.kernels:
+                tower.launch(f"backward{n}", microseconds)
+            grads.append(tower.gradient(f"grad{n}", work.shapes[n].shape))
+    variables += tower.variables
     return grads[::-1]
 
 
-def _kernel(value: Any, one: Any, name: str, microseconds: float) -> Any:
-    return tf.maximum(value, one, name=f"{name}_burn_{microseconds:.1f}")
+def _update(tower: int, n: int, device: str, grad: Any, variables: List[Variable]) -> Any:
+    variable = Variable(f"variable{n}_of_tower{tower}", tuple(grad.shape), device, None)
+    variables.append(variable)
+    handle = variable.handle()
+    with tf.device(device):
+        return raw.ResourceApplyGradientDescent(var=handle, alpha=0.1, delta=grad)
 
 
-def _scalar(name: str, fills: List[Any]) -> Any:
-    handle = raw.VarHandleOp(dtype=tf.float32, shape=[], shared_name=name)
-    fills.append(raw.AssignVariableOp(resource=handle, value=1.0))
-    value = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
-    value.set_shape([])
-    return value
-
-
-def _update(tower: int, number: int, grad: Any, fills: List[Any]) -> Any:
-    name = f"variable{number}_of_tower{tower}"
-    handle = raw.VarHandleOp(dtype=tf.float32, shape=grad.shape, shared_name=name)
-    value = raw.Empty(shape=grad.shape.as_list(), dtype=tf.float32)
-    fills.append(raw.AssignVariableOp(resource=handle, value=value))
-    return raw.ResourceApplyGradientDescent(var=handle, alpha=0.1, delta=grad)
-
-
-def chains(devices: List[str], length: int) -> TrainingStep:
+def chains(devices: List[str], length: int, new_tower: NewTower = Tower) -> TrainingStep:
     """Return a step of a chain of ``length`` kernels without time on each device."""
-    fills: List[Any] = []
+    variables: List[Variable] = []
     ends = []
     with tf.Graph().as_default() as graph:
-        for tower, device in enumerate(devices):
+        for number, device in enumerate(devices):
             with tf.device(device):
-                value, one = _scalar(f"value{tower}", fills), _scalar(f"one{tower}", fills)
-                for number in range(length):
-                    value = tf.minimum(value, one, name=f"chain{number}_burn_0")
-                ends.append(_update(tower, 0, value, fills))  # else Grappler would drop the chain
-        return TrainingStep(graph, tf.group(*ends), tf.group(*fills))
+                tower = new_tower(number, device)
+                variables += tower.variables
+                value, one = (variable.read() for variable in tower.variables[:2])
+                for place in range(length):
+                    value = tf.minimum(value, one, name=f"chain{place}_burn_0")
+                # else Grappler would drop the chain
+                ends.append(_update(number, 0, device, value, variables))
+        fill = tf.group(*(variable.fill() for variable in variables))
+        return TrainingStep(graph, tf.group(*ends), fill)

@@ -154,9 +154,10 @@ def main():
     draw_two_groups(groups)
     print(groups)
     steps = FIGURES / "measured-steps.png"
-    means = [cell for cell in measured.all_cells() if cell["average"]]
-    picture.draw({"cells": means}, str(steps), model="resnet50")
-    print(steps)
+    cells = measured.all_cells()
+    if cells:
+        picture.draw({"cells": cells}, str(steps), model="resnet50")
+        print(steps)
     cost = FIGURES / "step-cost.png"
     traced = "h100-ours-0.5"
     cost_of(traces.step_stats(traced), traces.all_reduces(traced)).draw(cost)

@@ -1,10 +1,11 @@
-"""Tables of what was measured, as Markdown, from the committed JSON of ``benchmarks/emulated.py``.
+"""Tables of what was measured, as Markdown, from the committed JSON of ``benchmarks/``.
 
 ::
 
     python docs/generate/measured.py     # writes the tables into the pages again
 
-A page says ``<!-- measured: NAME -->`` before such a table and ``<!-- end -->`` after it.
+A page says ``<!-- measured: NAME -->`` before such a table and ``<!-- end -->`` after it. A table
+has what was measured so far. Each ratio is defined in ``benchmarks/ratios.py``.
 """
 
 import functools
@@ -12,25 +13,32 @@ import json
 import re
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 sys.path.insert(0, str(TOP / "benchmarks"))
 
-from sweep import score_of_rule  # noqa: E402  the line above shows where it is
+import anchors as anchoring  # noqa: E402  the line above shows where it is
+import ratios  # noqa: E402
+from rounds import FUNCTION  # noqa: E402
+from sweep import score_of_rule  # noqa: E402
 
-RESULTS = TOP / "benchmarks" / "results"  # of the sweep: sweep-*.json
-RUNS = RESULTS / "emulated"  # a file for each run
+RESULTS = TOP / "benchmarks" / "results"
+PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-OURS = "ours"
-PEERS = {
-    "tensorpack packed": "tensorpack, hierarchical",
+OURS = ratios.OURS
+SHORT = {  # columns of README's table
+    OURS: "ours",
+    OURS + FUNCTION: "ours, Keras",
+    "tensorpack packed": "tensorpack, packed",
+    "tensorpack": "tensorpack",
     "tensorpack gpu": "tensorpack, gpu",
-    "HierarchicalCopyAllReduce": "HierarchicalCopyAllReduce",
-    "ReductionToOneDevice": "ReductionToOneDevice",
+    "HierarchicalCopyAllReduce": "HierarchicalCopy",
+    "HierarchicalCopyAllReduce in 8 packs": "in 8 packs",
+    "ReductionToOneDevice": "ReductionToOne",
 }
 MACHINES = {
     "dgx-1v": "8 × V100, NVLink",
@@ -42,152 +50,176 @@ MACHINES = {
     "2x-rtx-5090": "2 × RTX 5090, no peer access",
 }
 MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
+PASSES_MS = (60, 20)
+NOTHING_YET = "No calibrated cell is published yet."
+
+
+# ---- the cells -----------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=None)
 def runs():
-    """Return the committed runs of the benchmark, the first one first."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*.json"))]
+    """Return the published runs, by the name of their file."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(PUBLISHED.glob("*.json"))]
 
 
 def all_cells():
-    """Return the cells of all runs."""
-    return [cell for run in runs() for cell in run["cells"]]
+    """Return the published cells of emulated machines, without those of the anchors."""
+    return [cell for run in runs() for cell in run["cells"] if cell["machine"] in MACHINES]
 
 
-def cells_of(machine, model, average):
-    """Return the cells of a machine and a model, the least share of the host first."""
-    wanted = (machine, model, average)
-    cells = [
-        cell for cell in all_cells() if (cell["machine"], cell["model"], cell["average"]) == wanted
-    ]
+def cells_of(machine, model, pass_ms):
+    """Return the cells that differ in the share of the host, the least one first."""
+    wanted = (machine, model, pass_ms, True)
+    keys = ("machine", "model", "pass_ms", "average")
+    cells = [cell for cell in all_cells() if tuple(cell[key] for key in keys) == wanted]
     return sorted(cells, key=lambda cell: cell["host"])
+
+
+def places(models):
+    """Yield the machine, the model, the pass and the cells of each row of a table."""
+    for model in models:
+        for pass_ms in PASSES_MS:
+            for machine in MACHINES:
+                cells = cells_of(machine, model, pass_ms)
+                if cells:
+                    yield machine, model, pass_ms, cells
+
+
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def exposed(cells, name):
     """Return one all-reduce's medians, in ms, as a cell of a table: a dash if it did not run."""
-    medians = [
-        cell["contenders"][name]["median_ms"] for cell in cells if name in cell["contenders"]
-    ]
+    medians = [ratios.exposed_ms(cell, name) for cell in cells if name in cell["contenders"]]
     return ", ".join(f"{median:.1f}" for median in medians) or "–"
 
 
 def short_table():
-    """Return the table of README: ResNet-50's mean on each machine, ours beside the peers."""
-    rows = [["exposed, ms", OURS, *PEERS.values()]]
-    for machine, words in MACHINES.items():
-        cells = cells_of(machine, "resnet50", True)
-        numbers = [exposed(cells, name) for name in (OURS, *PEERS)]
-        rows.append([f"{words} (`{machine}`)", *numbers])
+    """Return the table of ResNet-50's means: ours beside the peers, emulated."""
+    rows = [["emulated: exposed, ms", "pass, ms", *SHORT.values()]]
+    for machine, _, pass_ms, cells in places(["resnet50"]):
+        numbers = [exposed(cells, name) for name in SHORT]
+        rows.append([f"{MACHINES[machine]} (`{machine}`)", f"{pass_ms}", *numbers])
     return markdown(rows)
-
-
-def best_peer(cell):
-    """Return the name and the median of the peer that leaves the least time exposed."""
-    medians = {name: one["median_ms"] for name, one in cell["contenders"].items() if name != OURS}
-    name = min(medians, key=medians.__getitem__)
-    return name, medians[name]
 
 
 def long_table():
-    """Return the table of the means: ours beside the best peer, and the ratio.
+    """Return the table of all means: ours beside the best peer, and both ratios.
 
     A row has two numbers where the shares of the host differ.
     """
-    head = ["machine", "model", "ours, ms", "range", "limit, ms", "best peer, ms", "ours ÷ peer"]
-    rows = [head]
-    for model, model_words in MODELS.items():
-        for machine in MACHINES:
-            cells = cells_of(machine, model, True)
-            ours = [cell["contenders"][OURS] for cell in cells]
-            peers = [best_peer(cell) for cell in cells]
-            names = ", ".join(dict.fromkeys(name for name, _ in peers))
-            ranges = [f"{min(one['exposed_ms']):.1f}–{max(one['exposed_ms']):.1f}" for one in ours]
-            rows.append(
-                [
-                    f"`{machine}`",
-                    model_words,
-                    exposed(cells, OURS),
-                    ", ".join(ranges),
-                    f"{ours[0]['limit_ms']:.1f}",
-                    f"{', '.join(f'{median:.1f}' for _, median in peers)} ({names})",
-                    ratios_of(cells),
-                ]
+    head = ["emulated", "model", "pass, ms", "ours, ms", "range", "limit, ms", "Keras, ms"]
+    rows = [[*head, "best peer, ms", "÷ exposed", "÷ step"]]
+    for machine, model, pass_ms, cells in places(MODELS):
+        ours = [cell["contenders"][OURS] for cell in cells]
+        peers = [ratios.best_peer(cell) for cell in cells]
+        medians = [ratios.exposed_ms(cell, peer) for cell, peer in zip(cells, peers)]
+        ranges = [f"{min(one['exposed_ms']):.1f}–{max(one['exposed_ms']):.1f}" for one in ours]
+        numbers = ", ".join(f"{median:.1f}" for median in medians)
+        rows.append(
+            [
+                f"`{machine}`",
+                MODELS[model],
+                f"{pass_ms}",
+                exposed(cells, OURS),
+                ", ".join(ranges),
+                f"{ours[0]['limit_ms']:.1f}",
+                exposed(cells, OURS + FUNCTION),
+                f"{numbers} ({', '.join(dict.fromkeys(peers))})",
+                ratio_words(ratios.exposed_ratio, cells, 2),
+                ratio_words(ratios.step_ratio, cells, 3),
+            ]
+        )
+    return markdown(rows)
+
+
+def ratio_words(ratio, cells, digits):
+    """Return ours compared with the best peer, of cells, as a cell of a table."""
+    values = [ratio(cell, OURS, ratios.best_peer(cell)) for cell in cells]
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def anchors_table():
+    """Return the table of steps that a real chip timed, beside the emulated ones."""
+    cells = [cell for run in runs() for cell in run["cells"]]
+    measured = {(anchor.place, anchor.name): anchor for anchor in anchoring.anchors(cells)}
+    rows = [["exposed, ms", "GPUs", "host", "real", "emulated", "error"]]
+    for place, medians in sorted(anchoring.real_medians().items()):
+        for name, values in medians.items():
+            real = f"{statistics.median(values):.1f}"
+            real += f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
+            anchor = measured.get((place, name))
+            emulated = (
+                [f"{anchor.emulated_ms:.1f}", f"{anchor.error:+.0%}"] if anchor else ["–"] * 2
             )
+            rows.append([name, f"`{place.machine}`", f"{place.host:g}", real, *emulated])
     return markdown(rows)
 
 
-def sums_table():
-    """Return the table of the sums: ours, and the ratio to the best peer."""
-    rows = [["ours, ms (÷ best peer)", *MODELS.values()]]
-    for machine in MACHINES:
-        row = [f"`{machine}`"]
-        for model in MODELS:
-            cells = cells_of(machine, model, False)
-            row.append(f"{exposed(cells, OURS)} ({ratios_of(cells)})")
-        rows.append(row)
-    return markdown(rows)
-
-
-def ratios_of(cells):
-    """Return ours divided by the best peer, of cells, as a cell of a table."""
-    return ", ".join(f"{ratio(cell):.2f}" for cell in cells)
-
-
-def ratio(cell):
-    """Return ours divided by the best peer."""
-    return cell["contenders"][OURS]["median_ms"] / best_peer(cell)[1]
-
-
-def ratios():
-    """Return ours divided by the best peer, of all cells, in ascending order."""
-    return sorted(map(ratio, all_cells()))
+# ---- sentences -----------------------------------------------------------------------------------
 
 
 def ratio_sentence():
-    """Return a sentence about all cells."""
-    values = ratios()
-    return (
-        f"In {len(values)} cells, ours leaves {values[0]:.2f} to {values[-1]:.2f} of the"
-        f" exposed time of the best peer, {statistics.median(values):.2f} in the median."
-    )
+    """Return a sentence about all cells: both ratios."""
+    cells = all_cells()
+    if not cells:
+        return NOTHING_YET
+    words = []
+    for ratio, what, digits in (
+        (ratios.exposed_ratio, "exposed time", 2),
+        (ratios.step_ratio, "step", 3),
+    ):
+        values = sorted(ratio(cell, OURS, ratios.best_peer(cell)) for cell in cells)
+        least, most = f"{values[0]:.{digits}f}", f"{values[-1]:.{digits}f}"
+        middle = f"{statistics.median(values):.{digits}f}"
+        words.append(f"{least} to {most} of the {what} ({middle} in the median)")
+    return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best peer."
 
 
 def sweep_sentence():
     """Return a sentence about the rule's score in the cells that were swept."""
-    found = defaultdict(list)
-    for path in sorted(RESULTS.glob("sweep-*.json")):
+    scores = {}
+    lacking = 0
+    for path in sorted(PUBLISHED.glob("sweep/*.json")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             score = score_of_rule(cell)
+            lacking += score is None
             if score is not None:
-                found[cell["machine"], cell["model"], cell["host"]].append(score)
-    worse = {kind: max(cell_scores) for kind, cell_scores in found.items()}
-    machine, model, host = max(worse, key=worse.__getitem__)
+                place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
+                scores[place] = max(score, scores.get(place, 0))
+    if not scores:
+        return "No calibrated sweep is published yet."
+    machine, model, pass_ms, host = max(scores, key=scores.__getitem__)
+    without = f" {lacking} other cells lack the rule's candidate." if lacking else ""
     return (
-        f"In {len(worse)} cells, the rule scores {statistics.median(worse.values()):.2f} in the"
-        f" median, of two runs the worse one, and {max(worse.values()):.2f} at most, for"
-        f" {MODELS[model]} on `{machine}` at host {host}."
+        f"In {len(scores)} emulated cells, the rule adds {statistics.median(scores.values()):.2f}"
+        f" of what the best candidate adds, in the median, and {max(scores.values()):.2f} at most,"
+        f" for {MODELS[model]} on `{machine}`, pass {pass_ms:g} ms, host {host}.{without}"
     )
 
 
 def about():
     """Return where and when the cells were measured, as a sentence."""
-    rounds = {len(cell["contenders"][OURS]["exposed_ms"]) for cell in all_cells()}
-    found = runs()
-    first = found[0]
+    if not runs():
+        return NOTHING_YET
     cells = Counter()
-    for run in found:
+    for run in runs():
         cells[run["date"], run["commit"]] += len(run["cells"])
     made = [f"{count} on {day} at commit {commit}" for (day, commit), count in cells.items()]
+    rounds = sorted({cell["rounds"] for run in runs() for cell in run["cells"]})
+    first = runs()[0]
     return (
         f"Cells: {', '.join(made)}. TensorFlow {first['tensorflow']}, {first['cores']} cores,"
-        f" {'/'.join(map(str, sorted(rounds)))} rounds."
+        f" {'/'.join(map(str, rounds))} rounds."
     )
 
 
 def markdown(rows):
-    """Return a Markdown table of a header and rows."""
+    """Return a Markdown table of a header and rows; without rows, a sentence."""
     head, *others = rows
+    if not others:
+        return NOTHING_YET
     cells = [head, ["---"] * len(head), *others]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
@@ -195,7 +227,7 @@ def markdown(rows):
 TABLES = {
     "short": short_table,
     "long": long_table,
-    "sums": sums_table,
+    "anchors": anchors_table,
     "ratios": ratio_sentence,
     "sweep": sweep_sentence,
     "about": about,

@@ -88,6 +88,7 @@ void concat_along(Call& call, const std::vector<View>& parts, int64_t any_axis) 
     if (others != dims) return call.fail("the dimensions of the inputs should match");
     dims[axis] += part.dims[axis];
   }
+  call.launch_for_each(parts.size());
   join(call, parts, axis, dims);
 }
 
@@ -122,6 +123,11 @@ void unpack(Call& call) {
 void split_into(Call& call, const View& x, int axis, const Dims& sizes) {
   std::vector<Dims> shapes(sizes.size(), x.dims);
   for (size_t i = 0; i < sizes.size(); ++i) shapes[i][axis] = sizes[i];
+  // Parts along the first dimension are views of x if each of them begins at an aligned address.
+  int64_t row_bytes = product(x.dims, axis + 1, x.dims.size()) * x.width;
+  auto is_aligned = [=](int64_t size) { return size * row_bytes % EIGEN_MAX_ALIGN_BYTES == 0; };
+  bool are_views = axis == 0 && std::all_of(sizes.begin(), sizes.end(), is_aligned);
+  call.launch_for_each(are_views ? 0 : sizes.size());
   cut(call, x, axis, shapes);
 }
 

@@ -61,13 +61,42 @@ Clock::duration scaled(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(stretched);
 }
 
+// The longest time, in ticks, for which a thread was due to go on and had no core.
+std::atomic<int64_t>& longest_gap() {
+  static std::atomic<int64_t> ticks{0};
+  return ticks;
+}
+
+void note_gap(Time due) {
+  int64_t gap = (Clock::now() - due).count();
+  int64_t longest = longest_gap();
+  while (gap > longest && !longest_gap().compare_exchange_weak(longest, gap)) {
+  }
+}
+
 void sleep_until(Time end) {
+  if (end <= Clock::now()) return;
   auto since_boot = end.time_since_epoch();
   int64_t nanoseconds = std::chrono::nanoseconds(since_boot).count();
   timespec at{nanoseconds / 1000000000, nanoseconds % 1000000000};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr) == EINTR) {
   }
+  note_gap(end);
 }
+
+// What serves one user at a time, each for some seconds: the launches of a GPU, a thread.
+class Turn {
+ public:
+  // Returns the end of a turn that begins at `from`, or when the one before ends.
+  Time take(Time from, double seconds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return free_at_ = std::max(from, free_at_) + scaled(seconds);
+  }
+
+ private:
+  std::mutex mutex_;
+  Time free_at_;
+};
 
 // ---- Streams ----
 
@@ -400,6 +429,26 @@ Links read_links() {
   return links;
 }
 
+// Logical GPUs are parts of one chip: its kernels stand still while a copy occupies the memory, and
+// one thread of TensorFlow is busy with what follows each copy, for CHIP_US.
+double chip_seconds() {
+  static const double seconds = emulated_gpu::number_option("CHIP_US", 0) * 1e-6;
+  return seconds;
+}
+
+// For how long the chip has copied so far, in ticks.
+std::atomic<int64_t>& copying_time() {
+  static std::atomic<int64_t> ticks{0};
+  return ticks;
+}
+
+void end_copy_on_chip(Clock::duration copying) {
+  static auto& follower = *new Turn;
+  copying_time() += copying.count();
+  stream_time = follower.take(stream_time, chip_seconds());
+  sleep_until(stream_time);
+}
+
 // Blocks the stream's thread for the time of the copy, if the machine's file has this link.
 void pass_link(int from, int to, uint64_t size) {
   static const Links& links = *new Links(read_links());
@@ -418,6 +467,8 @@ void pass_link(int from, int to, uint64_t size) {
   }
   stream_time = begin + scaled(size / link.rate);
   sleep_until(stream_time);
+  bool is_between_gpus = from != HOST && to != HOST;
+  if (chip_seconds() > 0 && is_between_gpus) end_copy_on_chip(scaled(size / link.rate));
   std::string what = "copy " + place(from) + ">" + place(to) + " " + std::to_string(size);
   note_span(from, what, begin, stream_time);
 }
@@ -439,6 +490,9 @@ void copy(void* to, int receiver, const void* from, int sender, uint64_t size) {
   copies.count += 1;
   copies.bytes += size;
 }
+
+// TensorFlow makes six calls of CUDA for a copy between GPUs, and about three for a kernel.
+constexpr int LAUNCHES_OF_A_COPY = 2;
 
 // Until the copy is made, its destination has no value: a reader that does not wait gets NaN.
 void queue_copy(SP_Stream stream, void* to, int receiver, const void* from, int sender,
@@ -470,6 +524,7 @@ void copy_between(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to,
                   const SP_DeviceMemoryBase* from, uint64_t size, TF_Status*) {
   int receiver = checked_device(to->opaque, size);
   int sender = checked_device(from->opaque, size);
+  if (emulated_gpu::is_timed()) emulated_gpu::launch(stream, LAUNCHES_OF_A_COPY, 0);
   queue_copy(stream, to->opaque, receiver, from->opaque, sender, size);
 }
 
@@ -543,8 +598,15 @@ void wait_for_item(SP_Stream stream, const std::shared_ptr<Queue>& other, Queue:
   stream->queue->push(nullptr, [=] { stream_time = std::max(stream_time, other->wait(ticket)); });
 }
 
+// Returns the last item of a stream. In timed mode it is the event itself, which takes EVENT_US.
+Queue::Ticket mark_of(SP_Stream stream) {
+  static const double seconds = emulated_gpu::number_option("EVENT_US", 0) * 1e-6;
+  if (!emulated_gpu::is_timed() || seconds <= 0) return stream->queue->last();
+  return stream->queue->push(nullptr, [=] { sleep_until(stream_time += scaled(seconds)); });
+}
+
 void create_dependency(const SP_Device*, SP_Stream dependent, SP_Stream other, TF_Status*) {
-  wait_for_item(dependent, other->queue, other->queue->last());
+  wait_for_item(dependent, other->queue, mark_of(other));
 }
 
 void stream_status(const SP_Device*, SP_Stream, TF_Status* status) {
@@ -555,17 +617,19 @@ void wait_for_stream(const SP_Device*, SP_Stream stream, TF_Status*) {
   emulated_gpu::wait_for(stream);
 }
 
-void wait_for_device(const SP_Device* device, TF_Status*) {
+void wait_for_number(int device) {
   std::vector<std::weak_ptr<Queue>> queues;
   {
     std::lock_guard<std::mutex> lock(all_streams().mutex);
-    queues = all_streams().queues[device->ordinal];
+    queues = all_streams().queues[device];
   }
   for (const auto& weak : queues) {
     auto queue = weak.lock();
     if (queue) queue->wait(queue->last());
   }
 }
+
+void wait_for_device(const SP_Device* device, TF_Status*) { wait_for_number(device->ordinal); }
 
 TF_Bool call_host(const SP_Device*, SP_Stream stream, SE_StatusCallbackFn function,
                   void* argument) {
@@ -583,7 +647,7 @@ void destroy_event(const SP_Device*, SP_Event event) { delete event; }
 
 void record_event(const SP_Device*, SP_Stream stream, SP_Event event, TF_Status*) {
   std::lock_guard<std::mutex> lock(event->mutex);
-  event->mark = {stream->queue, stream->queue->last()};
+  event->mark = {stream->queue, mark_of(stream)};
 }
 
 SE_EventStatus event_status(const SP_Device*, SP_Event event) {
@@ -736,7 +800,10 @@ bool is_timed() {
 void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what) {
   enqueue(stream, nullptr, [=, device = stream->device] {
     Time begin = stream_time;
+    int64_t copied_before = copying_time();
     stream_time = begin + scaled(seconds);
+    sleep_until(stream_time);
+    stream_time += Clock::duration(copying_time() - copied_before);
     sleep_until(stream_time);
     note_span(device, what, begin, stream_time);
   });
@@ -746,8 +813,17 @@ std::atomic<double>& host_us() {
   static std::atomic<double> microseconds(number_option("HOST_US", 0));
   return microseconds;
 }
+std::atomic<double>& launch_us() {
+  static std::atomic<double> microseconds(number_option("LAUNCH_US", 0));
+  return microseconds;
+}
 double host_seconds() { return host_us() * 1e-6; }
-void keep_host_busy(double seconds) { sleep_until(Clock::now() + scaled(seconds)); }
+
+void launch(SP_Stream stream, double launches, double more_seconds) {
+  static auto& turns = *new std::array<Turn, MOST_DEVICES>;
+  double seconds = launches * launch_us() * 1e-6;
+  sleep_until(turns[stream->device].take(Clock::now(), seconds) + scaled(more_seconds));
+}
 
 }  // namespace emulated_gpu
 
@@ -762,9 +838,22 @@ EXPORTED const char* emulated_gpu_counters() {
   return text.c_str();
 }
 
-// Changes EMULATED_GPU_HOST_US for the steps that follow.
+// These change EMULATED_GPU_HOST_US and EMULATED_GPU_LAUNCH_US for the steps that follow.
 EXPORTED void emulated_gpu_set_host_us(double microseconds) {
   emulated_gpu::host_us() = microseconds;
+}
+EXPORTED void emulated_gpu_set_launch_us(double microseconds) {
+  emulated_gpu::launch_us() = microseconds;
+}
+
+// Waits until all devices have done what is queued.
+EXPORTED void emulated_gpu_wait() {
+  for (int device = 0; device < MOST_DEVICES; ++device) wait_for_number(device);
+}
+
+// Returns the longest gap since the last call, in seconds of this machine.
+EXPORTED double emulated_gpu_longest_gap() {
+  return std::chrono::duration<double>(Clock::duration(longest_gap().exchange(0))).count();
 }
 
 EXPORTED void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {

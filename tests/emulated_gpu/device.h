@@ -28,7 +28,9 @@ void count_fault(const std::string& what);  // a pointer that a real GPU could n
 bool is_timed();
 void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what);
 double host_seconds();  // for which the host is busy with one of the model's kernels
-void keep_host_busy(double seconds);
+// Keeps the calling thread for so many launches on a GPU, which begin when those of other threads
+// there have ended, and then for `more_seconds`.
+void launch(SP_Stream stream, double launches, double more_seconds);
 
 double number_option(const char* name, double otherwise);  // of EMULATED_GPU_NAME
 

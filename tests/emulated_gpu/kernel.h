@@ -106,6 +106,8 @@ class Call {
   int axis(int64_t axis, size_t rank);  // from 0 on, for one that may count from the end
 
   void run(Work work);                          // of this kernel, after all that is queued
+  void launch_for_each(size_t parts);           // timed mode: so many tensors are joined or cut
+  void cost(double launches) { launches_ = launches; }  // timed mode: on the host
   void copy(const View& from, const View& to);  // queued, too, but no kernel
   void wait() const;                            // blocks the host until all that is queued has run
 
@@ -118,6 +120,8 @@ class Call {
   int device_;
   bool computes_on_host_;
   std::vector<View> unwritten_;  // outputs
+  int kernels_ = 1;
+  double launches_ = 1;  // of a usual kernel's price on the host
 
   double seconds() const;
 };

@@ -30,6 +30,9 @@ def environment(
     host_us: float = 0,
     kernel_us: float = 8,
     memory_gbs: float = 700,
+    launch_us: float = 0,
+    event_us: float = 0,
+    chip_us: float = 0,
     trace: Optional[str] = None,
 ) -> Dict[str, str]:
     """The environment variables with which TensorFlow has ``count`` emulated GPUs.
@@ -50,6 +53,11 @@ def environment(
         host_us: timed mode: microseconds for which one of the model's kernels keeps the host busy.
         kernel_us: timed mode: microseconds of a kernel beside those of its bytes.
         memory_gbs: timed mode: GB/s of the devices' memory.
+        launch_us: timed mode: microseconds for which a launch keeps its thread, and other launches
+            on this GPU. A copy takes two launches.
+        event_us: timed mode: microseconds of a stream that an event takes.
+        chip_us: timed mode: the GPUs are parts of one chip; what follows a copy takes one thread so
+            many microseconds.
         trace: a file for timed mode's kernels and copies when the process ends.
 
     Example:
@@ -68,6 +76,9 @@ def environment(
         "HOST_US": host_us,
         "KERNEL_US": kernel_us,
         "MEMORY_GBS": memory_gbs,
+        "LAUNCH_US": launch_us,
+        "EVENT_US": event_us,
+        "CHIP_US": chip_us,
         "TRACE": trace,
     }
     variables = {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": LIBRARY}
@@ -95,3 +106,25 @@ def set_host_us(microseconds: float) -> None:
     library = ctypes.CDLL(LIBRARY)
     library.emulated_gpu_set_host_us.argtypes = [ctypes.c_double]
     library.emulated_gpu_set_host_us(microseconds)
+
+
+def set_launch_us(microseconds: float) -> None:
+    """Change ``launch_us`` for the steps that follow in this process."""
+    library = ctypes.CDLL(LIBRARY)
+    library.emulated_gpu_set_launch_us.argtypes = [ctypes.c_double]
+    library.emulated_gpu_set_launch_us(microseconds)
+
+
+def wait() -> None:
+    """Wait until all devices have done what is queued; a ``tf.function`` returns earlier."""
+    ctypes.CDLL(LIBRARY).emulated_gpu_wait()
+
+
+def longest_gap() -> float:
+    """The longest time since the last call for which a thread was due and had no core, in seconds.
+
+    Other programs make it long. Times of steps with long gaps are those of this machine.
+    """
+    library = ctypes.CDLL(LIBRARY)
+    library.emulated_gpu_longest_gap.restype = ctypes.c_double
+    return float(library.emulated_gpu_longest_gap())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from emulated_gpu import plugin
-from helpers.graphs import XPU
+from helpers.real_gpus import ARE_EMULATED
 
-if XPU != "gpu":
+if not ARE_EMULATED:
     pytest.skip("needs emulated GPUs: pytest --devices gpu", allow_module_level=True)
 
 
@@ -52,6 +52,10 @@ for device in ("/gpu:0", "/gpu:1"):
         one = tf1.get_variable("one" + device[-1], [10000000], use_resource=True)
         first = tf.maximum(one, one, name="first_burn_500")
         second = tf.maximum(first, first, name="second_burn_250.5")
+        results.append(tf.concat([second[:16], second[16:64], second], 0, name="joined"))
+        results.append(tf.concat([second[:16]] * 16, 0, name="joined_16"))
+        results += tf.split(second, 2, name="views")
+        results += tf.split(second[:10], 5, name="pieces")
     with tf.device("/gpu:2"):
         results.append(tf.square(second, name="read"))
 with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=8)) as session:
@@ -59,6 +63,7 @@ with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=8)) as sess
     session.run(results)
 """
 SCALE = 2
+LAUNCH_US, EVENT_US = 300, 4000
 LINKS = """# 40 MB take 1 ms from 0 and 0.5 ms from 1. Both occupy resource 7 for 20 ms.
 0 2 4e10 1e-4 1 7 2e9
 1 2 8e10 1e-4 1 7 2e9
@@ -77,6 +82,8 @@ def trace(tmp_path_factory):
         host_us=1000,
         trace=str(folder / "trace"),
         memory_gbs=1000,
+        launch_us=LAUNCH_US,
+        event_us=EVENT_US,
     )
     environment = {**os.environ, **options}
     subprocess.run([sys.executable, "-c", TIMED], env=environment, check=True)
@@ -118,7 +125,28 @@ def test_copies_wait_for_what_they_share(trace):
 
 def test_the_host_is_busy_with_kernels_of_the_model(trace):
     between = trace["Maximum second_burn_250.5"][0] - trace["Maximum first_burn_500"][0]
-    assert between >= 1000e-6
+    assert between >= (1000 + LAUNCH_US) * 1e-6
+
+
+def test_a_copy_takes_two_launches(trace):
+    kernel, copy = trace["Maximum second_burn_250.5"], trace["copy 0>2 40000000"]
+    assert copy[0] - kernel[0] >= 2 * LAUNCH_US * 1e-6
+
+
+def test_a_copy_waits_for_an_event_that_takes_time(trace):
+    kernel, copy = trace["Maximum second_burn_250.5"], trace["copy 0>2 40000000"]
+    assert copy[1] - kernel[2] >= EVENT_US * 1e-6
+
+
+def test_few_tensors_are_joined_and_cut_one_by_one(trace):
+    small = 8 * 1e-3  # µs of a KB
+    assert seconds(trace["ConcatV2 joined"]) == pytest.approx((3 * 8 + 80) * 1e-6, abs=1e-6)
+    assert seconds(trace["ConcatV2 joined_16"]) == took(3 * 8 + 2 * 1024e-6)
+    assert seconds(trace["Split pieces"]) == pytest.approx((5 * 8 + small) * 1e-6, abs=1e-6)
+
+
+def test_aligned_parts_of_a_tensor_are_views(trace):
+    assert "Split views" not in trace
 
 
 def test_a_missing_file_of_links_is_named():

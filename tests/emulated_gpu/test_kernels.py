@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from emulated_gpu import registrations
-from helpers.graphs import XPU
+from helpers.real_gpus import ARE_EMULATED
 
-if XPU != "gpu":
+if not ARE_EMULATED:
     pytest.skip("needs emulated GPUs: pytest --devices gpu", allow_module_level=True)
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from emulated_gpu import plugin
 from helpers.forks import run_forked
-from helpers.graphs import XPU
+from helpers.real_gpus import ARE_EMULATED
 
-pytestmark = pytest.mark.skipif(XPU != "gpu", reason="make test-gpu")
+pytestmark = pytest.mark.skipif(not ARE_EMULATED, reason="needs emulated GPUs")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAININGS = ["replicated", "once", "sharded", "loop", "fit", "tensorpack"]
 

@@ -5,11 +5,12 @@ import warnings
 import pytest
 import tensorflow as tf
 from emulated_gpu import plugin
-from helpers.graphs import XPU, gpus_or_cpus, on_towers, session, tf1
+from helpers.graphs import gpus_or_cpus, on_towers, session, tf1
+from helpers.real_gpus import ARE_EMULATED
 
 from hier_allreduce import AuditError, Strategy, TowerOptimizer, audit
 
-pytestmark = pytest.mark.skipif(XPU != "gpu", reason="make test-gpu")
+pytestmark = pytest.mark.skipif(not ARE_EMULATED, reason="needs emulated GPUs")
 train = tf1.train
 WITHOUT_KERNEL = {
     "ResourceSparseApplyMomentum": lambda: train.MomentumOptimizer(0.1, 0.9),

@@ -410,6 +410,9 @@ Update update_of(Call& call, const Variables& variables, bool is_sparse) {
   return update;
 }
 
+// A trace of an H100 has 16 to 19 µs for the call of an update, and 12 to 13 for other kernels.
+constexpr double LAUNCHES_OF_AN_UPDATE = 1.4;
+
 template <class Rule>
 void apply(Call& call) {
   Variables variables(call, Rule::SLOTS, Access::WHOLE);
@@ -420,6 +423,7 @@ void apply(Call& call) {
   if (update.gradient.dims != update.variables[0].dims) {
     return call.fail("the gradient has another shape than the variable");
   }
+  call.cost(LAUNCHES_OF_AN_UPDATE);
   call.run([=] {
     for_rule<Rule>(update.gradient.type, [&](auto zero) {
       update.apply<decltype(zero)>(rule, 0, 0, size);

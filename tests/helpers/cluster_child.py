@@ -13,12 +13,12 @@ import os
 from concurrent import futures
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import numpy as np
 import tensorflow as tf
 
 import hier_allreduce
+from helpers import real_gpus  # noqa: F401  before this program or its children start devices
 from helpers.rows import for_each, variables_of, without_none
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.cluster import health

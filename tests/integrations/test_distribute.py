@@ -9,7 +9,18 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, XPU, chain, config, dense, gpu_or_cpu, gpus_or_cpus, started
+from helpers.graphs import (
+    IS_TF2,
+    ROUNDING,
+    XPU,
+    chain,
+    config,
+    dense,
+    equal_in_any_order,
+    gpu_or_cpu,
+    gpus_or_cpus,
+    started,
+)
 from helpers.project import TOP
 from helpers.rows import for_each
 
@@ -94,11 +105,12 @@ def one_device():
     return [copies[0] for copies in trained_in_graph(1)]
 
 
+@pytest.mark.no_fixed_order("ResourceSparseApplyAdagrad")
 @pytest.mark.parametrize("count", range(2, 9))
 def test_k_devices_train_like_one_with_the_whole_batch(one_device, count):
     copies = trained_in_graph(count, audited=True)
     assert difference([row[0] for row in copies], one_device) <= 1e-6
-    assert all(np.array_equal(row[0], other) for row in copies for other in row[1:])
+    assert all(equal_in_any_order(row[0], other) for row in copies for other in row[1:])
 
 
 def test_one_replica_trains_as_without_a_strategy(one_device):
@@ -196,13 +208,15 @@ FITS = {
 
 
 @needs_tf2
+@pytest.mark.no_fixed_order("the gradient of Embedding", "BatchNormalization")
 @pytest.mark.parametrize("how", FITS.values(), ids=FITS)
 def test_keras_3_fits_three_replicas_like_one_device(how):
     keras = pytest.importorskip("keras", "3")
-    assert difference(fitted(keras, mirrored(3), **how), fitted(keras, **how)) <= 1e-6
+    assert difference(fitted(keras, mirrored(3), **how), fitted(keras, **how)) <= ROUNDING
 
 
 @needs_tf2
+@pytest.mark.no_fixed_order("the gradient of Embedding")
 @pytest.mark.parametrize(
     "how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"]
 )
@@ -215,7 +229,7 @@ def test_keras_3_fits_as_with_reduction_to_one_device(how):
     weights = fitted(keras, mirrored(3), **how)
     assert (
         difference(weights, fitted(keras, mirrored(3, tf.distribute.ReductionToOneDevice()), **how))
-        <= 1e-6
+        <= ROUNDING
     )
     assert all(np.isfinite(array).all() for array in weights)
 

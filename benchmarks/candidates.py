@@ -1,0 +1,42 @@
+"""The all-reduces by their names: ours, ours by an algorithm, ours without edges, baselines."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator
+from unittest import mock
+
+from baselines import BASELINES, Build, Matrix
+from ratios import OURS
+
+from hier_allreduce import Strategy, allreduce_grads
+from hier_allreduce.graph import allreduce as road
+
+WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
+MIB = 1 << 20
+
+
+def all_reduce(name: str) -> Build:
+    """Return a baseline, ours, or ours by an algorithm with chunks of so many MiB: ``tree/8``.
+
+    With ``" without edges"`` ours adds no control edges.
+    """
+    if name in BASELINES:
+        return BASELINES[name]
+    has_edges = not name.endswith(WITHOUT_EDGES)
+    name = name.replace(WITHOUT_EDGES, "")
+    algorithm, _, size = name.partition("/")
+    chunk_bytes = int(float(size) * MIB) if size else None
+    strategy = Strategy("auto" if algorithm == OURS else algorithm, chunk_bytes=chunk_bytes)
+
+    def build(grads: Matrix, devices: Any, average: bool) -> Matrix:
+        with contextlib.nullcontext() if has_edges else _no_edges():
+            return allreduce_grads(grads, devices, average, strategy)
+
+    return build
+
+
+@contextlib.contextmanager
+def _no_edges() -> Iterator[None]:
+    with mock.patch.object(road, "limit_lead", lambda *_: None):
+        yield

@@ -1,0 +1,61 @@
+"""How all-reduces are compared: one definition of each number, for all tables and the rule's score.
+
+A cell is a machine, a model, a pass and a share of the host: an entry of ``cells`` in the JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List
+
+from rounds import base_of
+
+Cell = Dict[str, Any]
+
+OURS = "ours"
+PEERS = (  # each with its defaults and its best knob
+    "tensorpack packed",
+    "tensorpack",
+    "tensorpack gpu",
+    "HierarchicalCopyAllReduce",
+    "HierarchicalCopyAllReduce in 8 packs",
+    "ReductionToOneDevice",
+)
+LEAST_MS = 0.1  # rounds do not tell shorter exposed times from nothing
+
+
+def exposed_ms(cell: Cell, name: str) -> float:
+    """Return what an all-reduce adds to a step, in ms: the median of the rounds."""
+    return float(cell["contenders"][name]["median_ms"])
+
+
+def step_ms(cell: Cell, name: str) -> float:
+    """Return a step with an all-reduce, in ms."""
+    in_function = base_of(name) != base_of(OURS)
+    return float(cell["base_ms_of_functions" if in_function else "base_ms"]) + exposed_ms(
+        cell, name
+    )
+
+
+def peers_in(cell: Cell) -> List[str]:
+    """Return the peers that ran."""
+    return [name for name in PEERS if name in cell["contenders"]]
+
+
+def best(cell: Cell, names: Iterable[str]) -> str:
+    """Return the all-reduce that adds least."""
+    return min(names, key=lambda name: exposed_ms(cell, name))
+
+
+def best_peer(cell: Cell) -> str:
+    """Return the peer that adds least."""
+    return best(cell, peers_in(cell))
+
+
+def exposed_ratio(cell: Cell, name: str, other: str) -> float:
+    """Return what one adds, divided by what another one adds."""
+    return max(LEAST_MS, exposed_ms(cell, name)) / max(LEAST_MS, exposed_ms(cell, other))
+
+
+def step_ratio(cell: Cell, name: str, other: str) -> float:
+    """Return a step with one, divided by a step with another one."""
+    return step_ms(cell, name) / step_ms(cell, other)

@@ -1,0 +1,239 @@
+"""A training step with each all-reduce on real GPUs.
+
+The machine's GPUs are used; if there are fewer than --gpus, logical ones are cut from the first.
+Steps are those of emulated.py: a forward and a backward pass of kernels that compute nothing
+useful, all gradients of a model, the all-reduce, and updates. TensorFlow, copies, sums and updates
+are real. A round runs one step of each all-reduce, in random order. Exposed is the time of a step
+minus the median step without an all-reduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gzip
+import json
+import os
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Logical GPUs share a chip's hardware queues. With the usual 8, streams wait for other towers'.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+import calibration
+import numpy as np
+import tensorflow as tf
+from baselines import BASELINES, OF_8_TOWERS
+from candidates import WITHOUT_EDGES, all_reduce
+from over_host import send_over_host
+from picture import draw
+from ratios import OURS, PEERS
+from real_devices import Devices, find
+from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
+from rounds import NOTHING, Load, Step, exposed, timed_rounds
+from tables import cell_table, summary
+from training_step import Pass, load_pass, training_step
+
+from hier_allreduce import __version__
+
+tf1 = tf.compat.v1
+
+EXAMPLES = """\
+examples:
+  python benchmarks/real.py --json mine.json                 all GPUs, ResNet-50, about 5 minutes
+  python benchmarks/real.py --gpus 8 --models bert_base      8 GPUs, or 8 logical ones of the first
+  python benchmarks/real.py --gpus 8 --over host             slow links: each copy over the host
+  python benchmarks/real.py --only "ours,tree/8,ours without edges" --trace build/traces
+  python benchmarks/real.py --cpu --gpus 2 --models mobilenet_v2 --passes 1 --rounds 2   a trial
+
+The JSON has every round, the calibration and the names of GPU and TensorFlow, and nothing else of
+your machine. Please attach it to an issue: https://github.com/hier-allreduce/hier_allreduce/issues
+"""
+
+
+class Runner(NamedTuple):
+    """A session that has run a step once, and the step for so many int32 on the host."""
+
+    session: Any
+    step: Any
+    feed: Any
+    about: Dict[str, Any]
+
+    def with_host(self, ints: Any) -> Step:
+        """Return the step that keeps the host busy by adding these integers."""
+        return functools.partial(self.session.make_callable(self.step, [self.feed]), ints)
+
+
+def main() -> None:
+    """Measure the cells, print tables, and write the JSON file, the picture and the traces."""
+    options = parser().parse_args()
+    devices = find(options.gpus, options.cpu, options.memory)
+    devices.check()
+    print(f"{devices.machine}, TensorFlow {tf.__version__}", flush=True)
+    costs = calibrate(devices, options.over == "host", any(options.passes))
+    print(f"calibrated: {json.dumps(costs)}\n", flush=True)
+    results: Dict[str, Any] = {**about(devices), "calibration": costs, "cells": []}
+    for model in options.models:
+        for pass_ms in options.passes:
+            cells = measure(devices, model, pass_ms, costs, options)
+            print(f"{cell_table(cells)}\n", flush=True)
+            results["cells"] += cells
+            if options.json:  # after each cell: an interrupted run keeps what it has
+                text = json.dumps(results, indent=1) + "\n"
+                Path(options.json).write_text(text, encoding="utf-8")
+    if all(OURS in cell["contenders"] and len(cell["contenders"]) > 1 for cell in results["cells"]):
+        with contextlib.suppress(ValueError):  # no peer ran
+            print(summary(results["cells"]))
+    if options.picture:
+        draw(results, options.picture)
+
+
+def calibrate(devices: Devices, over_host: bool, has_pass: bool) -> Dict[str, Any]:
+    """Return what the machine costs, as the JSON has it; scans only if they are needed."""
+    count = devices.towers
+    ring = [(number, (number + 1) % count) for number in range(count)]
+    costs: Dict[str, Any] = {
+        "op_us": {one: calibration.op_us(devices, one) for one in sorted({1, count})},
+        "scan_us": calibration.scan_us(devices, CALIBRATED) if has_pass else {},
+        "host_us": calibration.addition_us(devices),
+    }
+    if count > 1 and devices.kind == "gpu":
+        copies = functools.partial(calibration.copy_gbs, devices, over_host=over_host)
+        costs["hop_us"] = calibration.hop_us(devices, over_host)
+        costs["copy_gbs"] = {f"{src}-{dst}": round(copies([(src, dst)]), 1) for src, dst in ring}
+        costs["copy_gbs"]["ring"] = round(copies(ring), 1)
+    return costs
+
+
+def measure(
+    devices: Devices, model: str, pass_ms: float, costs: Dict[str, Any], options: Any
+) -> List[Dict[str, Any]]:
+    """Run the all-reduces of a model in rounds, and return a result for each share of the host."""
+    work = load_pass(model, pass_ms)
+    runners: Dict[str, Runner] = {}
+    with contextlib.ExitStack() as stack:
+        for name in [NOTHING, *names_for(devices, options)]:
+            runners[name] = stack.enter_context(_runner(name, devices, work, costs, options))
+        shared = {
+            "machine": devices.machine,
+            "model": model,
+            "pass_ms": pass_ms,
+            "average": not options.sum,
+            "rounds": options.rounds,
+            "kind": "real" if devices.kind == "gpu" else "cpu",
+            "over": options.over,
+            "gpus": devices.towers,
+            "kernels_ms": round(work.kernels_ms, 3),
+            "op_us": costs["op_us"][devices.towers],
+        }
+        results = []
+        for host in options.host:
+            kernel_us = 1e3 * host * work.kernels_ms / max(1, work.kernels)
+            count = calibration.additions_lasting(kernel_us, costs["host_us"])
+            ints = np.ones(count, np.int32)
+            steps = {name: runner.with_host(ints) for name, runner in runners.items()}
+            timed_rounds(steps, 1)
+            load = Load()
+            times = timed_rounds(steps, options.rounds)
+            facts = exposed(times, {name: runner.about for name, runner in runners.items()})
+            seen = {"ints": count, "other_cores": load.of_others()}
+            results.append({**shared, "host": host, **facts, **seen})
+            if options.trace:
+                _trace(runners, ints, Path(options.trace), f"{model}-{pass_ms:g}-{host:g}")
+    return results
+
+
+@contextlib.contextmanager
+def _runner(name: str, devices: Devices, work: Pass, costs: Dict[str, Any], options: Any) -> Any:
+    """Yield a session with the step of an all-reduce, which has run once."""
+    scans = Scans(costs["scan_us"]) if work.kernels else None
+    new_tower: Callable[[int, str], RealTower] = functools.partial(RealTower, scans=scans)
+    reduce = None if name == NOTHING else all_reduce(name)
+    built = training_step(work, devices.names, reduce, not options.sum, new_tower)
+    facts: Dict[str, Any] = {}
+    if options.over == "host":
+        facts["over_host"] = send_over_host(built.graph, devices)._asdict()
+    feed = built.graph.get_tensor_by_name(f"{HOST_WORK}:0")
+    with devices.session(built.graph) as session:
+        session.run(built.fill)
+        runner = Runner(session, built.step, feed, facts)
+        runner.with_host(np.ones(1, np.int32))()  # Grappler works in the first step
+        yield runner
+
+
+def _trace(runners: Dict[str, Runner], ints: Any, folder: Path, name: str) -> None:
+    """Write the StepStats of one step of each, as ``tf.compat.v1.profiler`` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for contender, runner in runners.items():
+        seen = tf1.RunMetadata()
+        asked = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+        runner.session.run(runner.step, {runner.feed: ints}, asked, seen)
+        path = folder / f"{re.sub('[^a-z0-9]+', '-', contender.lower())}-{name}.pb.gz"
+        path.write_bytes(gzip.compress(seen.step_stats.SerializeToString()))
+
+
+def names_for(devices: Devices, options: Any) -> List[str]:
+    """Return the all-reduces to run."""
+    if options.only:
+        return list(options.only.split(","))
+    peers = [name for name in PEERS if devices.towers == 8 or name not in OF_8_TOWERS]
+    return [OURS, OURS + WITHOUT_EDGES, "hierarchical/4", *peers]
+
+
+def about(devices: Devices) -> Dict[str, Any]:
+    """Return what the JSON says about the machine."""
+    return {
+        "date": date.today().isoformat(),
+        "kind": "real" if devices.kind == "gpu" else "cpu",
+        "gpu": devices.what,
+        "logical": bool(devices.logical_mb),
+        "queues": int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]),
+        "tensorflow": tf.__version__,
+        "hier_allreduce": __version__,
+        "cores": os.cpu_count(),
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    described = argparse.ArgumentParser(
+        prog="python benchmarks/real.py",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = described.add_argument_group("the machine").add_argument
+    where("--gpus", type=int, default=0, metavar="K", help="all GPUs; of one GPU, 2 logical ones")
+    where("--memory", type=int, default=0, metavar="MB", help="of each logical GPU (80 %% of all)")
+    over = "gpu: as TensorFlow copies; host: over the host, as without peer access (gpu)"
+    where("--over", choices=("gpu", "host"), default="gpu", help=over)
+    where("--cpu", action="store_true", help="CPU devices, to try this program without a GPU")
+    what = described.add_argument_group("the steps").add_argument
+    words, numbers = _list_of(str), _list_of(float)
+    what("--models", type=words, default=["resnet50"], help="of benchmarks/models (resnet50)")
+    passes = "ms of ResNet-50's backward pass; others' are as their bytes; 0: no pass (60)"
+    what("--passes", type=numbers, default=[60.0], metavar="MS", help=passes)
+    host = "for which shares of the kernels' time the host is busy (0,0.5)"
+    what("--host", type=numbers, default=[0.0, 0.5], metavar="SHARES", help=host)
+    what("--rounds", type=int, default=9, metavar="N", help="measured steps of each (9)")
+    what("--sum", action="store_true", help="the sum instead of the mean")
+    names = f"some of: {', '.join(BASELINES)}, ours, ALGORITHM/MiB, each of ours {WITHOUT_EDGES!r}"
+    what("--only", metavar="NAMES", help=names)
+    out = described.add_argument_group("the results").add_argument
+    out("--json", metavar="FILE", help="each round's milliseconds")
+    out("--picture", metavar="FILE", help="the exposed times, as .png, .svg or .pdf")
+    out("--trace", metavar="FOLDER", help="one traced step of each, as gzipped StepStats")
+    return described
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], List[Any]]:
+    """Return the parser of a list with commas."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Steps that are timed in rounds, and what each all-reduce adds to them.
+
+A round runs one step of each all-reduce, in random order, so that other load meets all alike.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping
+
+Step = Callable[[], Any]
+NOTHING = "no all-reduce"
+FUNCTION = " in a tf.function"  # ends the name of a step that is one; its base is one, too
+
+
+def base_of(name: str) -> str:
+    """Return the name of the step without an all-reduce that is subtracted from this one."""
+    return NOTHING + FUNCTION if name.endswith(FUNCTION) else NOTHING
+
+
+def timed_rounds(
+    steps: Mapping[str, Step], rounds: int, scale: float = 1
+) -> Dict[str, List[float]]:
+    """Return the milliseconds of each step of each round, divided by ``scale``."""
+    times: Dict[str, List[float]] = {name: [] for name in steps}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(sorted(steps), len(steps)):
+            started = time.perf_counter()
+            steps[name]()
+            times[name].append((time.perf_counter() - started) / scale * 1e3)
+    return times
+
+
+def exposed(
+    times: Mapping[str, List[float]], about: Mapping[str, Mapping[str, Any]]
+) -> Dict[str, Any]:
+    """Return each all-reduce's steps without the median step that has none.
+
+    Args:
+        times: milliseconds of each step, by name.
+        about: more about each all-reduce, for the result.
+
+    Returns:
+        ``{"base_ms": …, "base_rounds_ms": […], "contenders": {name: {"exposed_ms": […], …}}}``.
+    """
+    bases = {name: statistics.median(times[name]) for name in times if name.startswith(NOTHING)}
+    contenders = {}
+    for name in times:
+        if name not in bases:
+            steps = [round(step - bases[base_of(name)], 3) for step in times[name]]
+            median = round(statistics.median(steps), 3)
+            contenders[name] = {"exposed_ms": steps, "median_ms": median, **about[name]}
+    rounds = [round(step, 3) for step in times[NOTHING]]
+    result = {"base_ms": round(bases[NOTHING], 3), "base_rounds_ms": rounds}
+    if NOTHING + FUNCTION in bases:
+        result["base_ms_of_functions"] = round(bases[NOTHING + FUNCTION], 3)
+    return {**result, "contenders": contenders}
+
+
+class Load:
+    """How many cores other programs use, from its beginning on; None where Linux' /proc is not."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._began = time.perf_counter()
+        self._of_all, self._own = _busy_seconds(), _own_seconds()
+
+    def of_others(self) -> Any:
+        """Return the cores of other programs, on average since the beginning."""
+        if self._of_all is None:
+            return None
+        others = (_busy_seconds() or 0) - self._of_all - (_own_seconds() - self._own)
+        return round(max(0.0, others) / (time.perf_counter() - self._began), 3)
+
+
+def _busy_seconds() -> Any:
+    """Return the seconds for which all cores together were busy since the machine's start."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    of_all_cores = stat.read_text("utf-8").splitlines()[0].split()[1:9]
+    user, nice, system, _, _, irq, soft_irq, steal = map(int, of_all_cores)  # not idle, not waiting
+    return (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime

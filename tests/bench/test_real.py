@@ -1,0 +1,55 @@
+"""``benchmarks/real.py`` on CPU devices; its GPUs are like them, but for their times."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.project import TOP
+from helpers.real_gpus import ARE_REAL
+
+pytestmark = [pytest.mark.tf2, pytest.mark.cpu_only("starts its own devices")]
+PROGRAM = TOP / "benchmarks" / "real.py"
+
+
+def run(*arguments):
+    """Run the program, and return its status, output and errors."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("over", ["gpu", "host"])
+def test_steps_are_measured_in_the_emulators_schema(tmp_path, over):
+    path = tmp_path / "steps.json"
+    where = ["--cpu", "--gpus", "2", "--over", over, "--models", "mobilenet_v2", "--passes", "0"]
+    names = "ours,ours without edges,tensorpack gpu"
+    what = ["--rounds", "2", "--host", "0", "--only", names, "--json", str(path)]
+    status, out, err = run(*where, *what, "--trace", str(tmp_path / "traces"))
+    assert status == 0, err
+    found = json.loads(path.read_text(encoding="utf-8"))
+    (cell,) = found["cells"]
+    assert (cell["machine"], cell["kind"], cell["gpus"]) == ("2 × CPU device", "cpu", 2)
+    assert list(cell["contenders"]) == names.split(",")
+    assert all(len(one["exposed_ms"]) == 2 for one in cell["contenders"].values())
+    edges = {name: one.get("over_host") for name, one in cell["contenders"].items()}
+    assert (edges["ours"] is not None) == (over == "host")
+    if over == "host":  # each gradient goes to the other device and back
+        assert edges["ours"]["bytes"] == 2 * 4 * 3504872  # MobileNet-v2's parameters
+    assert len(list((tmp_path / "traces").glob("*.pb.gz"))) == 4
+    assert "ours ÷ best peer" in out
+
+
+@pytest.mark.skipif(ARE_REAL, reason="there are GPUs")
+def test_without_gpus_it_says_what_to_do():
+    status, _, err = run()
+    assert status == 1 and "TensorFlow sees no GPU. Install tensorflow[and-cuda]" in err
+
+
+def test_help_has_a_line_for_a_stranger():
+    status, out, _ = run("--help")
+    assert status == 0 and "--json mine.json" in out and "attach it to an issue" in out
