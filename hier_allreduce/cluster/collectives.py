@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Set
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
 
+from ..checksums import checksum_of
 from ..compat import COLLECTIVE_DTYPES, forget_colocation, tf1
 from ..errors import ClusterError
 from .environment import Job
@@ -115,7 +116,7 @@ def _no_gradient(op: Any, grad: Any) -> Any:
 
 
 class Checksum(NamedTuple):
-    """A trainable variable's name, an op that tells whether it has a value, and its checksum."""
+    """A trainable variable's name, an op that tells whether it has a value, and two numbers."""
 
     name: str
     is_set: Any
@@ -140,21 +141,10 @@ def _add_checksums(graph: Any) -> None:
             is_set = tf1.is_variable_initialized(variable)
             # One after another, because they need more memory than the variables.
             with tf1.device("/cpu:0"), tf1.control_dependencies(before):
-                value = _checksum(variable)
+                value = checksum_of(tf.convert_to_tensor(variable))
             before = [value]
             checksum = Checksum(str(variable.op.name), is_set, value)
             graph.add_to_collection(_CHECKSUMS, checksum)
-
-
-def _checksum(variable: Any) -> Any:
-    """Return a whole number that depends on a variable's bits and their order."""
-    is_bool = variable.dtype.base_dtype.is_bool
-    value = tf.cast(variable, tf.int64) if is_bool else tf.convert_to_tensor(variable)
-    integer = {1: tf.int8, 2: tf.int16, 4: tf.int32}.get(value.dtype.size, tf.int64)
-    bits = tf.cast(tf.bitcast(value, integer), tf.int64)
-    words = tf.reshape(bits, [-1])
-    factors = 2 * tf.range(tf.size(words, out_type=tf.int64), dtype=tf.int64) + 1
-    return tf.reduce_sum(words * factors)
 
 
 # ---- the collectives of a step ---------------------------------------------------------------

@@ -251,10 +251,11 @@ class ClusterSession(tf1.Session):
         run = super().run
         are_set = run([checksum.is_set for checksum in self._checksums])
         numbers = [number for number, is_set in enumerate(are_set) if is_set]
-        row = np.zeros(len(are_set), np.int64)
+        row = np.zeros([len(are_set), 2], np.int64)
         row[numbers] = run([self._checksums[number].value for number in numbers])
-        rows = self._rows(row, self._stall_timeout, "to compare the weights")  # H × N
-        differs = rows != rows[0]
+        rows = self._rows(row.ravel(), self._stall_timeout, "to compare the weights")
+        rows = rows.reshape(-1, *row.shape)  # H × N × 2
+        differs = (rows != rows[0]).any(axis=2)
         differing = [self._checksums[number].name for number in np.flatnonzero(differs.any(0))]
         if differing:
             self._end_together()

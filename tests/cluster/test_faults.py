@@ -188,8 +188,12 @@ def test_a_proxy_is_not_asked_for_the_hosts():
             {"check": True, "each": {1: {"spoil_at": 5}}},
             "become different: 1 of 4 variables are not the same on host 0",
         ),
+        (
+            {"each": {1: {"rate": 0.01}}},
+            "become different: 4 of 4 variables are not the same on host 0",
+        ),
     ],
-    ids=["at the start", "later"],
+    ids=["at the start", "later", "another rate"],
 )
 def test_other_weights_are_an_error_on_all_hosts(options, words):
     with job("train", 2, **options) as hosts:

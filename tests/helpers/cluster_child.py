@@ -127,7 +127,8 @@ def fed(cluster, options, reach):
 def model(cluster, devices, options):
     """Build a linear classifier.
 
-    Return its step's number, the loss, the train op, the ops of the start, and the variables.
+    Return its step's number, the loss, the train op, the ops of the start, the variables, and the
+    optimizer's hook.
     """
     hidden = options.get("width", FEATURES)
     step = tf1.placeholder(tf.int32, [])
@@ -154,12 +155,12 @@ def model(cluster, devices, options):
         "strategy": options.get("algorithm", "flat"),
         "update": options.get("update", "replicated"),
     }
-    momentum = tf1.train.MomentumOptimizer(RATE, 0.9)
+    momentum = tf1.train.MomentumOptimizer(options.get("rate", RATE), 0.9)
     optimizer = hier_allreduce.TowerOptimizer(momentum, devices, cluster=cluster, **choices)
     train_op = optimizer.apply_gradients(rows)
     start = [cluster.broadcast(tf1.global_variables()), optimizer.init_op]
     loss = tf.add_n(losses) / len(losses)
-    return step, loss, train_op, start, variables_of(rows)
+    return step, loss, train_op, start, variables_of(rows), optimizer.hook()
 
 
 def train(cluster, options, reach):
@@ -169,18 +170,22 @@ def train(cluster, options, reach):
         heartbeat = health.heartbeat
         health.heartbeat = lambda *asked: reach("a heartbeat") or heartbeat(*asked)
     with tf.Graph().as_default():
-        number, loss, train_op, start, towers = model(cluster, devices_of(cluster), options)
+        built = model(cluster, devices_of(cluster), options)
+        number, loss, train_op, start, towers, hook = built
+        hook.begin()
         saver = tf1.train.Saver(tf1.global_variables())
         reach("built")
         with cluster.session() as session:
             session.run(tf1.global_variables_initializer())
             if options.get("restore"):
                 saver.restore(session, options["restore"])
-            for op in start if options.get("broadcast", True) else []:
+            for op in start if options.get("broadcast", True) else start[1:]:
                 session.run(op)
+            context = tf1.train.SessionRunContext(None, session)
             losses = []
             for step in range(options.get("first", 0), options.get("steps", 6)):
                 losses.append(session.run([loss, train_op], {number: step})[0])
+                hook.after_run(context, None)
                 if step == options.get("save_at") and cluster.is_chief:
                     saver.save(session, options["folder"])
                 reach(step)

@@ -1,0 +1,120 @@
+"""No update overtakes a gradient that still reads the variable."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import IS_TF2, gpu_or_cpu, gpus_or_cpus, started
+from helpers.optimizers import Chooses, Clipped
+
+from hier_allreduce import Strategy, TowerOptimizer
+
+tf1 = tf.compat.v1
+UPDATES = pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
+MAKE = {
+    "plain": lambda: tf1.train.GradientDescentOptimizer(0.25),
+    "clips": lambda: Clipped(0.25),
+    "decays first": lambda: Chooses(lambda var: True),
+}
+
+
+def before(op):
+    """Return all ops that an op needs, by data or control edges."""
+    needed, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        if op not in needed:
+            needed.add(op)
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return needed
+
+
+def losses(rows_read):
+    """Return K rows of the variables a and b, and a loss whose gradient for b reads a."""
+    rows = []
+    for k, device in enumerate(gpus_or_cpus(3)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            start = np.arange(12, dtype="float32").reshape(4, 3) / 10
+            a, b = [tf1.get_variable(n, initializer=start, use_resource=True) for n in "ab"]
+            read = tf.gather(a, [0, 2]) if rows_read else a.read_value()
+            pulled = tf.stop_gradient(tf.tanh(a.read_value()))
+            loss = tf.reduce_sum(read**2) + tf.reduce_sum((b.read_value() - pulled) ** 2)
+            rows.append((loss, [a, b]))
+    return rows
+
+
+def written(op, var):
+    reads = ("Read", "ResourceGather", "VariableShape")
+    return not op.type.startswith(reads) and op.inputs[0] is var.handle
+
+
+@UPDATES
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("rows_read", [False, True], ids=["dense", "rows"])
+def test_each_write_waits_for_all_reads_of_its_tower(graph, update, make, rows_read):
+    whole = Strategy(chunk_bytes=0)
+    optimizer = TowerOptimizer(MAKE[make](), gpus_or_cpus(3), update=update, strategy=whole)
+    towers = losses(rows_read)
+    rows = [optimizer.compute_gradients(loss, row) for loss, row in towers]
+    needed = set()
+    for row in rows:
+        for grad, _ in row:
+            needed |= before(grad.values.op if isinstance(grad, tf.IndexedSlices) else grad.op)
+    built_before = set(graph.get_operations())
+    optimizer.apply_gradients(rows)
+    for _, row in towers:
+        for var in row:
+            users = var.handle.consumers()
+            reads = {op for op in users if op in needed and not written(op, var)}
+            writers = [op for op in users if op not in built_before and written(op, var)]
+            assert reads and writers
+            for writer in writers:
+                assert reads <= before(writer), (writer.name, writer.type)
+
+
+@UPDATES
+@pytest.mark.parametrize("flow", ["v1", pytest.param("v2", marks=pytest.mark.tf2)])
+@pytest.mark.parametrize("kind", ["cond", "while"])
+def test_nothing_is_overtaken_in_a_branch_or_a_loop(graph, update, kind, flow):
+    """The forward pass and the update are in it. Without the wait some of these steps go wrong."""
+    if IS_TF2:
+        (tf1.enable_control_flow_v2 if flow == "v2" else tf1.disable_control_flow_v2)()
+    values = np.random.RandomState(0).randn(2, 150, 150).astype("float32")
+    variables, optimizers = [], []
+    for k, device in enumerate(gpus_or_cpus(2)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            row = [
+                tf1.get_variable(name, initializer=value, use_resource=True)
+                for name, value in zip("ab", values)
+            ]
+        variables.append(row)
+
+    def step():
+        optimizer = TowerOptimizer(MAKE["plain"](), gpus_or_cpus(2), update=update)
+        optimizers.append(optimizer)
+        rows = []
+        for k, (a, b) in enumerate(variables):
+            with tf.device(gpu_or_cpu(k)):
+                pulled = tf.stop_gradient(tf.tanh(a) * 0 + a.read_value())
+                loss = tf.reduce_sum(a * a) + tf.reduce_sum((b - pulled) ** 2)
+                rows.append(list(zip(tf.gradients(loss, [a, b]), [a, b])))
+        return optimizer.apply_gradients(rows)
+
+    try:
+        one = tf1.placeholder_with_default(1, [])
+        if kind == "cond":
+            op = tf.cond(one > 0, lambda: tf.group(step()), lambda: tf.group())
+        else:
+            body = lambda i: (tf.tuple([i + 1], control_inputs=[step()])[0],)  # noqa: E731
+            op = tf.while_loop(lambda i: i < one, body, [tf.constant(0)])
+        start = tf1.global_variables_initializer()
+        a, b = values
+        with started(optimizers[0].init_op) as sess:
+            for _ in range(20):
+                sess.run(start)
+                sess.run(op)
+                for row in sess.run(variables):
+                    np.testing.assert_allclose(row[0], a - 0.5 * a, atol=1e-4)
+                    np.testing.assert_allclose(row[1], b - 0.5 * (b - a), atol=1e-4)
+    finally:
+        if IS_TF2:
+            tf1.enable_control_flow_v2()
