@@ -105,16 +105,14 @@ class Towers(NamedTuple):
         """
         if self.transform is not None:
             return self.reduce(layout)
-        rows = add_ops(sums_only(layout), self.average, "reduce_to_roots", self.cluster)
-        return [self._transformed(tower, row) for tower, row in enumerate(rows)]
+        return list(add_ops(sums_only(layout), self.average, "reduce_to_roots", self.cluster))
 
     def _transformed(self, tower: int, row: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
-        with tf1.device(self.devices[tower]):
-            if self.transform is not None:
-                with tf1.name_scope("transform"):
-                    row = self._checked(tower, row, self.transform(list(row)))
-            return list(map(_with_rows_on_gpu, row))
+        if self.transform is None:
+            return row
+        with tf1.device(self.devices[tower]), tf1.name_scope("transform"):
+            return self._checked(tower, row, self.transform(list(row)))
 
     def _checked(self, tower: int, row: Sequence[Any], changed: Any) -> Sequence[Any]:
         """Return a transform's result, if each gradient still fits its variable."""
@@ -136,20 +134,6 @@ class Towers(NamedTuple):
                     f" gradient of {dtype_of(before)} {static_shape(before)}"
                 )
         return grads
-
-
-def _with_rows_on_gpu(grad: Any) -> Any:
-    """Return a gradient whose indices, if it is sparse, are int64 on a GPU.
-
-    There TensorFlow has int32 in host memory. An optimizer that adds up rows of equal indices would
-    wait in each step until the GPU has come so far that its unique indices can be copied to the
-    host.
-    """
-    if not isinstance(grad, tf.IndexedSlices) or grad.indices.dtype != tf.int32:
-        return grad
-    if device_fields(grad.values.device)[3] != "GPU":
-        return grad
-    return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int64), grad.dense_shape)
 
 
 # ---- checks that every update makes --------------------------------------------------------------

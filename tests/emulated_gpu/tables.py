@@ -58,7 +58,7 @@ def replicated(towers, update="replicated"):
 
 
 def main(towers):
-    return replicated(towers, "main")
+    return replicated(towers, "sharded")
 
 
 def mirrored(towers):
