@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import re
+import warnings
 from typing import Any, Dict
 
 import numpy as np
@@ -474,6 +475,22 @@ def test_results_are_on_the_devices_that_were_asked_for():
     results = strategy.experimental_local_results(got)
     assert [result.device[-1] for result in results] == ["0", "1", "2"]
     assert all(np.array_equal(result, [7, 7]) for result in results)
+
+
+@needs_tf2
+def test_values_of_all_replicas_on_one_device_are_added_up_there():
+    """They are no all-reduce, which would warn of replicas on one device."""
+    ours = HierarchicalAllReduce()
+
+    def on_first():
+        with tf.device(gpu_or_cpu(0)):
+            return tf.fill([2], replica_number() + 1)
+
+    value = mirrored(3, ours).run(on_first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        got = ours.reduce(SUM, value, destinations=value)
+    assert all(np.array_equal(result, [6, 6]) for result in got.values)
 
 
 @needs_tf2
