@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import cluster_child
 from helpers.clusters import job
-from helpers.graphs import gpus_or_cpus, session
+from helpers.graphs import floats, gpus_or_cpus, session
 
 import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
@@ -131,7 +131,7 @@ def test_checksums_tell_the_bits_of_elements_and_their_order(graph):
     values = [[1.0, 2.0, 3.0], [2.0, 1.0, 3.0], [3.0, 2.0, 1.0], [1.0, 2.0, -3.0]]
     values += [[0.0, 0.0, 0.0], [-0.0, 0.0, 0.0], [0.0, 0.0, -0.0], [1e-45, 0.0, 0.0]]
     for number, value in enumerate([*values, values[0]]):
-        tf1.get_variable(f"v{number}", initializer=np.float32(value), use_resource=True)
+        tf1.get_variable(f"v{number}", initializer=floats(value), use_resource=True)
     tf1.get_variable("more", initializer=2**53, dtype=tf.int64, use_resource=True)
     tf1.get_variable("most", initializer=2**53 + 1, dtype=tf.int64, use_resource=True)
     found = checksums(graph)
