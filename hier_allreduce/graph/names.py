@@ -61,8 +61,7 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
         variables.append([var for _, var in row])
     rows = names_within_towers(variables)
     # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
-    unnumbered = [list(map(_without_numbers, row)) for row in rows]
-    comparisons: List[Sequence[Sequence[Any]]] = [rows, unnumbered, _ranks(rows)]
+    comparisons: List[Sequence[Sequence[Any]]] = [rows, _ranks(rows)]
     for compared in comparisons:
         first = compared[0]
         for tower, row in enumerate(compared):

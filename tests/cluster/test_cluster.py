@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 from helpers import cluster_child
 from helpers.clusters import job
-from helpers.graphs import gpus_or_cpus, session
+from helpers.graphs import floats, gpus_or_cpus, session
 
 import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
-from hier_allreduce.cluster.collectives import check_order, collectives_of
+from hier_allreduce.cluster.collectives import check_order, checksums, collectives_of
 
 tf1 = tf.compat.v1
 
@@ -125,6 +125,20 @@ def test_hosts_that_restored_one_checkpoint_pass(alone, tmp_path):
         assert all(host.facts() for host in hosts)
     with job("train", 2, first=3, restore=folder, broadcast=False) as hosts:
         check_near([host.facts() for host in hosts], alone)
+
+
+def test_checksums_tell_the_bits_of_elements_and_their_order(graph):
+    values = [[1.0, 2.0, 3.0], [2.0, 1.0, 3.0], [3.0, 2.0, 1.0], [1.0, 2.0, -3.0]]
+    values += [[0.0, 0.0, 0.0], [-0.0, 0.0, 0.0], [0.0, 0.0, -0.0], [1e-45, 0.0, 0.0]]
+    for number, value in enumerate([*values, values[0]]):
+        tf1.get_variable(f"v{number}", initializer=floats(value), use_resource=True)
+    tf1.get_variable("more", initializer=2**53, dtype=tf.int64, use_resource=True)
+    tf1.get_variable("most", initializer=2**53 + 1, dtype=tf.int64, use_resource=True)
+    found = checksums(graph)
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        *sums, again, more, most = sess.run([checksum.value for checksum in found])
+    assert len(set(sums)) == len(values) and again == sums[0] and more != most
 
 
 def test_one_host_has_no_server_and_no_collective(graph):

@@ -375,6 +375,7 @@ ORDERS = [
     [["dense/k", "dense_2/k", "dense_8/k"], ["dense_13/k", "dense_11/k", "dense_12/k"]],
     [["net/fc/k", "net/fc_1/k"], ["net_1/fc_1/k", "net_1/fc/k"]],
     [["a/k", "a_1/k", "w", "w_1"], ["a_3/k", "a_2/k", "w_2", "w_1_1"]],
+    [["tower0/w_2", "tower0/w_1_1"], ["tower1/w_1_1", "tower1/w_2"]],
 ]
 
 
@@ -404,6 +405,7 @@ NAMES = [
     # the model's own numbers; TensorFlow adds others to them if it has to
     ([["w", "w_1"], ["w_2", "w_1_1"]], ["w", "w_1"]),
     ([["w1", "w2"], ["w1_1", "w2_1"]], ["w1", "w2"]),
+    ([["w", "w_1"], ["w_9", "w_10"]], ["w", "w_1"]),
     ([["b1/w2", "b2/w1"], ["b1_1/w2", "b2_1/w1"]], ["b1/w2", "b2/w1"]),
     (
         [["fc/k", "fc_2/k", "fc_10/k"], ["fc_1/k", "fc_3/k", "fc_11/k"]],

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import re
+import warnings
 from typing import Any, Dict
 
 import numpy as np
@@ -235,41 +236,6 @@ def test_keras_3_fits_as_with_reduction_to_one_device(how):
 
 
 @needs_tf2
-def test_keras_2_fits_three_replicas_like_one_device():
-    keras = pytest.importorskip("tf_keras")
-    assert difference(fitted(keras, mirrored(3)), fitted(keras)) <= 1e-6
-
-
-@needs_tf2
-@pytest.mark.not_emulated("DynamicStitch")
-@pytest.mark.parametrize("kind", [HierarchicalAllReduce, tf.distribute.ReductionToOneDevice])
-def test_keras_3_limits_of_every_all_reduce(kind):
-    """The page about Keras has them. If this test fails, Keras has repaired one."""
-    keras = pytest.importorskip("keras", "3")
-
-    def fit(batch, validation_data=None, **options):
-        with mirrored(3, kind()).scope():
-            model = keras.Sequential([keras.layers.Dense(2)])
-            model.compile(keras.optimizers.SGD(0.1, **options), "mse")
-        x, y = np.ones([batch, 4]), np.ones([batch, 2])
-        model.fit(x, y, batch_size=6, validation_data=validation_data, verbose=0)
-        return model
-
-    model = fit(6 + 4)  # the second batch may be of any size
-    values = np.ones([4, 4]), np.ones([4, 2])
-    for first_batch in (
-        lambda: fit(4),
-        lambda: model.evaluate(*values, verbose=0),
-        lambda: model.fit(*values, verbose=0),
-        lambda: fit(6, validation_data=values),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="same size and shape"):
-            first_batch()
-    with pytest.raises(RuntimeError, match="merge_call"):
-        fit(6, gradient_accumulation_steps=2)
-
-
-@needs_tf2
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_clipping_as_on_the_page_is_that_of_one_device(policy):
     """Clipped gradients of a scaled loss would move the weights by a 256th of a step."""
@@ -295,6 +261,32 @@ def test_clipping_as_on_the_page_is_that_of_one_device(policy):
     moved, expected = trained(mirrored(3), policy), trained()
     assert np.sqrt(sum((array**2).sum() for array in expected)) == pytest.approx(0.2, rel=0.01)
     assert difference(moved, expected) <= (1e-6 if policy == "float32" else 1e-3)
+
+
+@needs_tf2
+def test_keras_2_fits_three_replicas_like_one_device():
+    keras = pytest.importorskip("tf_keras")
+    assert difference(fitted(keras, mirrored(3)), fitted(keras)) <= 1e-6
+
+
+@needs_tf2
+@pytest.mark.not_emulated("DynamicStitch")
+@pytest.mark.parametrize("kind", [HierarchicalAllReduce, tf.distribute.ReductionToOneDevice])
+def test_keras_3_limits_of_every_all_reduce(kind):
+    """The page about Keras has them. If this test fails, Keras has repaired one."""
+    keras = pytest.importorskip("keras", "3")
+
+    def fit(batch, **options):
+        with mirrored(3, kind()).scope():
+            model = keras.Sequential([keras.layers.Dense(2)])
+            model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+        model.fit(np.ones([batch, 4]), np.ones([batch, 2]), batch_size=6, verbose=0)
+
+    fit(6 + 4)  # the second batch may be of any size
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same size and shape"):
+        fit(4)
+    with pytest.raises(RuntimeError, match="merge_call"):
+        fit(6, gradient_accumulation_steps=2)
 
 
 @needs_tf2
@@ -490,6 +482,22 @@ def test_results_are_on_the_devices_that_were_asked_for():
     results = strategy.experimental_local_results(got)
     assert [result.device[-1] for result in results] == ["0", "1", "2"]
     assert all(np.array_equal(result, [7, 7]) for result in results)
+
+
+@needs_tf2
+def test_values_of_all_replicas_on_one_device_are_added_up_there():
+    """They are no all-reduce, which would warn of replicas on one device."""
+    ours = HierarchicalAllReduce()
+
+    def on_first():
+        with tf.device(gpu_or_cpu(0)):
+            return tf.fill([2], replica_number() + 1)
+
+    value = mirrored(3, ours).run(on_first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        got = ours.reduce(SUM, value, destinations=value)
+    assert all(np.array_equal(result, [6, 6]) for result in got.values)
 
 
 @needs_tf2
