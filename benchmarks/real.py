@@ -31,7 +31,7 @@ from baselines import BASELINES, OF_8_TOWERS
 from candidates import WITHOUT_EDGES, all_reduce
 from over_host import send_over_host
 from picture import draw
-from ratios import OURS, PEERS
+from ratios import OURS, PEERS, peers_in
 from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds
@@ -85,9 +85,8 @@ def main() -> None:
             if options.json:  # after each cell: an interrupted run keeps what it has
                 text = json.dumps(results, indent=1) + "\n"
                 Path(options.json).write_text(text, encoding="utf-8")
-    if all(OURS in cell["contenders"] and len(cell["contenders"]) > 1 for cell in results["cells"]):
-        with contextlib.suppress(ValueError):  # no peer ran
-            print(summary(results["cells"]))
+    if all(OURS in cell["contenders"] and peers_in(cell) for cell in results["cells"]):
+        print(summary(results["cells"]))
     if options.picture:
         draw(results, options.picture)
 
