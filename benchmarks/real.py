@@ -44,7 +44,7 @@ tf1 = tf.compat.v1
 
 EXAMPLES = """\
 examples:
-  python benchmarks/real.py --json mine.json                 all GPUs, ResNet-50, about 5 minutes
+  python benchmarks/real.py --json mine.json                 all GPUs, ResNet-50, some minutes
   python benchmarks/real.py --gpus 8 --models bert_base      8 GPUs, or 8 logical ones of the first
   python benchmarks/real.py --gpus 8 --over host             slow links: each copy over the host
   python benchmarks/real.py --only "ours,tree/8,ours without edges" --trace build/traces
@@ -220,7 +220,8 @@ def parser() -> argparse.ArgumentParser:
     what("--host", type=numbers, default=[0.0, 0.5], metavar="SHARES", help=host)
     what("--rounds", type=int, default=9, metavar="N", help="measured steps of each (9)")
     what("--sum", action="store_true", help="the sum instead of the mean")
-    names = f"some of: {', '.join(BASELINES)}, ours, ALGORITHM/MiB, each of ours {WITHOUT_EDGES!r}"
+    ours = f"ours, ALGORITHM/MiB, and these with {WITHOUT_EDGES!r} after them"
+    names = f"some of: {', '.join(BASELINES)}, {ours}"
     what("--only", metavar="NAMES", help=names)
     out = described.add_argument_group("the results").add_argument
     out("--json", metavar="FILE", help="each round's milliseconds")
