@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 from candidates import all_reduce
@@ -148,24 +148,26 @@ def _set_price_of_an_op(machine: Machine, devices: List[str], scale: float) -> f
 
     A part is this machine's own work, so the emulated launch takes the rest.
     """
-    steps = [_runner(chains(devices, length), len(devices), scale) for length in (100, 600)]
-    launch_us, op_us = 0.0, _slope(steps, 500, scale)
+    lengths = (100, 1100)
+    steps = [_runner(chains(devices, length), len(devices), scale) for length in lengths]
+    tries: Dict[float, float] = {}  # µs of an op, by those of a launch
+    launch_us = 0.0
     for _ in range(MOST_TRIES):
-        if abs(op_us / machine.op_us - 1) < PRECISE:
-            break
-        launch_us = max(0.0, launch_us + machine.op_us - op_us)
         plugin.set_launch_us(launch_us)
-        op_us = _slope(steps, 500, scale)
-    return op_us
+        tries[launch_us] = _slope(steps, lengths, scale)
+        missing = machine.op_us - tries[launch_us]
+        if abs(missing) < PRECISE * machine.op_us:
+            break
+        launch_us = max(0.0, launch_us + missing)
+    best = min(tries, key=lambda launch: abs(tries[launch] - machine.op_us))
+    plugin.set_launch_us(best)
+    return tries[best]
 
 
-def _slope(steps: List[Step], ops: int, scale: float) -> float:
+def _slope(steps: Sequence[Step], lengths: Sequence[int], scale: float) -> float:
     """Return the µs of an op: the difference of two steps, of which the second has more ops."""
-    least = []
-    for step in steps:
-        times = timed_rounds({"chain": step}, 5, scale)["chain"]
-        least.append(min(times))
-    return (least[1] - least[0]) / ops * 1e3
+    times = timed_rounds({"short": steps[0], "long": steps[1]}, 5, scale)
+    return (min(times["long"]) - min(times["short"])) / (lengths[1] - lengths[0]) * 1e3
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from baselines import BASELINES, OF_8_TOWERS
 from candidates import WITHOUT_EDGES, all_reduce
 from over_host import send_over_host
 from picture import draw
-from ratios import OURS, PEERS
+from ratios import OURS, PEERS, peers_in
 from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds
@@ -44,7 +44,7 @@ tf1 = tf.compat.v1
 
 EXAMPLES = """\
 examples:
-  python benchmarks/real.py --json mine.json                 all GPUs, ResNet-50, about 5 minutes
+  python benchmarks/real.py --json mine.json                 all GPUs, ResNet-50, some minutes
   python benchmarks/real.py --gpus 8 --models bert_base      8 GPUs, or 8 logical ones of the first
   python benchmarks/real.py --gpus 8 --over host             slow links: each copy over the host
   python benchmarks/real.py --only "ours,tree/8,ours without edges" --trace build/traces
@@ -85,9 +85,8 @@ def main() -> None:
             if options.json:  # after each cell: an interrupted run keeps what it has
                 text = json.dumps(results, indent=1) + "\n"
                 Path(options.json).write_text(text, encoding="utf-8")
-    if all(OURS in cell["contenders"] and len(cell["contenders"]) > 1 for cell in results["cells"]):
-        with contextlib.suppress(ValueError):  # no peer ran
-            print(summary(results["cells"]))
+    if all(OURS in cell["contenders"] and peers_in(cell) for cell in results["cells"]):
+        print(summary(results["cells"]))
     if options.picture:
         draw(results, options.picture)
 
@@ -221,7 +220,8 @@ def parser() -> argparse.ArgumentParser:
     what("--host", type=numbers, default=[0.0, 0.5], metavar="SHARES", help=host)
     what("--rounds", type=int, default=9, metavar="N", help="measured steps of each (9)")
     what("--sum", action="store_true", help="the sum instead of the mean")
-    names = f"some of: {', '.join(BASELINES)}, ours, ALGORITHM/MiB, each of ours {WITHOUT_EDGES!r}"
+    ours = f"ours, ALGORITHM/MiB, and these with {WITHOUT_EDGES!r} after them"
+    names = f"some of: {', '.join(BASELINES)}, {ours}"
     what("--only", metavar="NAMES", help=names)
     out = described.add_argument_group("the results").add_argument
     out("--json", metavar="FILE", help="each round's milliseconds")

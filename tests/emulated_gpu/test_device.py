@@ -63,7 +63,7 @@ with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=8)) as sess
     session.run(results)
 """
 SCALE = 2
-LAUNCH_US, EVENT_US = 300, 4000
+LAUNCH_US, EVENT_US = 20_000, 100_000  # more than a busy machine is late
 LINKS = """# 40 MB take 1 ms from 0 and 0.5 ms from 1. Both occupy resource 7 for 20 ms.
 0 2 4e10 1e-4 1 7 2e9
 1 2 8e10 1e-4 1 7 2e9
