@@ -29,15 +29,22 @@ def before(op):
 
 
 def losses(rows_read):
-    """Return K rows of the variables a and b, and a loss whose gradient for b reads a."""
+    """Return K rows of the variables a and b, and a loss whose gradient for b reads a.
+
+    They have two dtypes, so that no chunk has both.
+    """
     rows = []
     for k, device in enumerate(gpus_or_cpus(3)):
         with tf.device(device), tf1.variable_scope(f"tower{k}"):
-            start = np.arange(12, dtype="float32").reshape(4, 3) / 10
-            a, b = [tf1.get_variable(n, initializer=start, use_resource=True) for n in "ab"]
+            start = np.arange(12.0).reshape(4, 3) / 10
+            a, b = [
+                tf1.get_variable(name, initializer=start.astype(dtype), use_resource=True)
+                for name, dtype in (("a", "float32"), ("b", "float64"))
+            ]
             read = tf.gather(a, [0, 2]) if rows_read else a.read_value()
-            pulled = tf.stop_gradient(tf.tanh(a.read_value()))
-            loss = tf.reduce_sum(read**2) + tf.reduce_sum((b.read_value() - pulled) ** 2)
+            pulled = tf.cast(tf.stop_gradient(tf.tanh(a.read_value())), tf.float64)
+            distance = tf.reduce_sum((b.read_value() - pulled) ** 2)
+            loss = tf.reduce_sum(read**2) + tf.cast(distance, tf.float32)
             rows.append((loss, [a, b]))
     return rows
 

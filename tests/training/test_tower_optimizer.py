@@ -15,7 +15,7 @@ from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 from hier_allreduce.graph.record import log_once
-from hier_allreduce.training.replicas import comparison
+from hier_allreduce.training.replicas import comparison, is_step_to_compare
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -503,6 +503,29 @@ def test_by_default_the_hook_compares_in_steps_1_2_4_8(graph):
             sess.run(fetches)
         with pytest.raises(HierAllreduceError, match=r"after step 8 .* equal after step 4\."):
             sess.run(op)
+
+
+def test_towers_are_compared_often_at_first_and_then_each_thousand_steps():
+    steps = [step for step in range(1, 4097) if is_step_to_compare(step)]
+    powers = [2**power for power in range(13)]
+    assert steps == sorted([*powers, 1000, 2000, 3000, 4000])
+    assert [step for step in range(1, 10) if is_step_to_compare(step, 3)] == [3, 6, 9]
+    assert not any(is_step_to_compare(step, 0) for step in range(1, 10))
+
+
+@UPDATES
+def test_a_constraint_is_applied_once_and_the_log_tells(graph, update, caplog):
+    caplog.set_level("INFO", "hier_allreduce")
+    log_once.cache_clear()
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update)
+    clip = lambda value: tf.clip_by_value(value, -0.25, 0.25)  # noqa: E731
+    rows = towers(constraint=clip)
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert state(sess, rows) == [-0.25] * 3
+        assert optimizer.check_replicas(sess).variables == ()
+    said = "'tower0/d' has a constraint: tower 0 updates, and its new values are copied"
+    assert (said in caplog.text) == (update != "once")
 
 
 @UPDATES
