@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, gpu_or_cpu, gpus_or_cpus, started
-from helpers.optimizers import Chooses, Clipped
+from helpers.optimizers import Chooses
 
 from hier_allreduce import Strategy, TowerOptimizer
 
@@ -12,7 +12,6 @@ tf1 = tf.compat.v1
 UPDATES = pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
 MAKE = {
     "plain": lambda: tf1.train.GradientDescentOptimizer(0.25),
-    "clips": lambda: Clipped(0.25),
     "decays first": lambda: Chooses(lambda var: True),
 }
 
