@@ -104,10 +104,10 @@ def devices_of_eager_calls() -> List[str]:
 def takes_control_edges() -> bool:
     """Return whether ops of the current graph can get control edges from ops that are added now.
 
-    A session fails at an op that got an edge after the session had seen it. So a graph takes none
-    if it has a session; it does not list them. A function's graph takes none, because TensorFlow
-    adds edges of its own when the function is complete. Nor does an op take one from inside a loop
-    or a branch.
+    A session does not follow an edge that an op got after the session had seen it: TensorFlow logs
+    a warning, and runs. So a graph takes none if it may have a session; it does not list them. A
+    function's graph takes none, because TensorFlow adds edges of its own when the function is
+    complete, and they could close a cycle. Nor does an op take one from inside a loop or a branch.
     """
     if tf.executing_eagerly():
         return False
@@ -115,6 +115,9 @@ def takes_control_edges() -> bool:
     if hasattr(graph, "capture") or graph._get_control_flow_context() is not None:
         return False
     objects = gc.get_objects()
+    # `gc.freeze()` hides what exists, sessions too; they are younger than their graph
+    if id(graph) not in map(id, objects):
+        return False
     # first the few types, because a large model has millions of objects
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _SESSION)}
     if not kinds:

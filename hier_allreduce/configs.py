@@ -177,6 +177,14 @@ def whole_number(value: Any, where: str) -> int:
     return operator.index(value)
 
 
+def switch(value: Any, where: str) -> bool:
+    """Return True or False; 1 and 0 mean them, too."""
+    is_bool = isinstance(value, (bool, np.bool_))
+    if not is_bool and not (is_whole_number(value) and value < 2):
+        raise HierAllreduceError(f"{where}={value!r}: expected True or False")
+    return bool(value)
+
+
 def is_whole_number(value: Any) -> bool:
     """Return whether a value is a whole number of 0 or more, NumPy's included; a bool is not."""
     if isinstance(value, (bool, np.bool_)):

@@ -264,10 +264,9 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
         results = [_unpacked(layout, packing, sums, reduced, tower) for tower in towers]  # K × N
 
-        # On one host, a tower's backward pass waits for its earlier sums, as `lead` says.
-        if context.hosts == 1:
-            roots = map(root_of, layout.schedules)
-            limit_lead(layout, [values[root] for values, root in zip(reduced, roots)])
+        # A tower's backward pass waits for its earlier sums, as `lead` says.
+        roots = map(root_of, layout.schedules)
+        limit_lead(layout, [values[root] for values, root in zip(reduced, roots)])
         return results
 
 
@@ -345,6 +344,6 @@ def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any]) -> List[Tup
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
     columns = [column_of(value.op.name, [value]) for value in values]
     nothing_yet = Load([0] * len(columns), [0] * len(devices))
-    strategy = Strategy(algorithm="tree", main=0)
+    strategy = Strategy(algorithm="tree", main=0, edges=False)  # values are no gradients
     layout = lay_out(columns, devices, strategy, load=nothing_yet)
     return copy_from_roots(values, layout, "broadcast")

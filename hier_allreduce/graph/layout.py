@@ -16,8 +16,11 @@ from ..formatting import count
 from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
 from ..planning.algorithms import BY_NAME, schedules_of
 from ..planning.chunks import Load, chunks_of_last, spread
+from ..planning.plan import is_direct
+from ..planning.rule import TowersOn
 from .columns import Column, bytes_of_row, row_counts, static_shape
 from .devices import all_on_cpu
+from .edges import takes_edges
 from .names import op_names
 
 # concat has a GPU kernel for these
@@ -36,6 +39,7 @@ class Layout(NamedTuple):
         schedules: of each chunk.
         names: of each chunk, in op names: of its variable, or of the first one in a packed chunk.
         wire: the 16-bit dtype in which float32 chunks travel, if they do.
+        has_edges: whether the towers' backward passes wait for earlier sums.
     """
 
     columns: Sequence[Column]
@@ -45,11 +49,13 @@ class Layout(NamedTuple):
     schedules: Sequence[Schedule]
     names: List[str]
     wire: Optional[str] = None
+    has_edges: bool = False
 
     @property
     def fingerprint(self) -> str:
         """A text that differs between hosts with different plans."""
-        digest = hashlib.sha256(repr((self.schedules, self.chunks, self.wire)).encode()).hexdigest()
+        decisions = repr((self.schedules, self.chunks, self.wire, self.has_edges))
+        digest = hashlib.sha256(decisions.encode()).hexdigest()
         return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {digest[:12]}"
 
     def wire_dtype(self, column: Column) -> str:
@@ -81,7 +87,11 @@ def lay_out(
     """
     sizes = [size_of(column, strategy.wire_dtype) for column in columns]  # N
     present = [size for size in sizes if size.dtype]
-    plan = plan_for(strategy, present, len(devices), all_on_cpu(devices))
+    has_edges = strategy.edges and hosts == 1 and takes_edges(columns, devices)
+    on = TowersOn.GPUS_WITH_EDGES if has_edges else TowersOn.GPUS_WITHOUT_EDGES
+    if all_on_cpu(devices):
+        on = TowersOn.CPU_DEVICES
+    plan = plan_for(strategy, present, len(devices), on)
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)  # nothing travels
     share = sum(load.variables) // len(devices) if load else 0
@@ -98,8 +108,11 @@ def lay_out(
     for chunk in chunks:
         ending = ".packed" if len(chunk.ranges) > 1 else ""
         names.append(columns[chunk.ranges[0].number].name + ending)
+    # a sum of sums comes too late for the pass, and one chunk has no later part
+    has_edges = has_edges and len(chunks) > 1 and any(map(is_direct, schedules))
+    named = op_names(names)
     return Layout(
-        columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype
+        columns, tuple(devices), plan, chunks, schedules, named, strategy.wire_dtype, has_edges
     )
 
 

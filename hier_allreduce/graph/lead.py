@@ -28,15 +28,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import accumulate
-from typing import Any, DefaultDict, Dict, Iterable, List, Sequence, Set
+from typing import Any, DefaultDict, Dict, List, Sequence, Set
 
-from ..compat import add_control_edge, takes_control_edges, tf1
-from ..planning.plan import root_of, sums_in
+from ..compat import add_control_edge, tf1
+from ..planning.plan import is_direct, root_of
 from .devices import any_on_gpu
+from .edges import ends_of, first_needs, sources
 from .layout import Layout
 
 DISTANCE = 0.5  # of the ops of a backward pass; less stops a host that is hardly ahead
-REFERENCE_VARIABLES = ("Variable", "VariableV2")
 
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk
 
@@ -44,26 +44,19 @@ Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chun
 def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
 
-    Results do not change. Four kinds of graphs are left alone: those of a ``tf.function``, which
-    orders the effects of its ops later, and in its own way; those that a session knows, because it
-    cannot run ops that got an edge after it had seen them; those with reference variables, because
-    an update may overwrite one before an op that waits has read it; and loops and branches.
+    Results do not change. Nothing is done if the layout has no edges.
 
     Args:
         layout: C chunks, in the order in which they become ready.
         totals: C complete sums, on the roots of the chunks.
     """
-    are_direct = [len(sums_in(schedule)) == 1 for schedule in layout.schedules]
-    if len(totals) < 2 or not any(are_direct) or not any_on_gpu(layout.devices):
-        return  # a sum of sums comes too late for the pass
-    if not takes_control_edges():
-        return
-    needed_by = _first_needs([total.op] for total in totals)
-    if any(op.type in REFERENCE_VARIABLES for op in needed_by):
-        return
+    are_direct = list(map(is_direct, layout.schedules))
+    if not layout.has_edges or not any(are_direct):
+        return  # there are copies only in the second part of an all-reduce
+    needed_by = first_needs([total.op] for total in totals)
     # the ops of the pass, in the order of chunks, without those of the all-reduce
-    ends = _ends_of(layout)
-    of_pass = _first_needs([ends])
+    ends = ends_of(layout.columns)
+    of_pass = first_needs([ends])
     needed_by = {op: chunk for op, chunk in needed_by.items() if op in of_pass}
     starts = _starts(needed_by, ends, _grads_of(layout, 0))
     sizes = Counter(needed_by.values())
@@ -84,24 +77,6 @@ def _grads_of(layout: Layout, chunk: int) -> Sequence[Any]:
     return layout.columns[layout.chunks[chunk].ranges[0].number].grads
 
 
-def _ends_of(layout: Layout) -> Set[Any]:
-    """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
-    return {grad.op for column in layout.columns for grad in column.grads if grad is not None}
-
-
-def _first_needs(ends: Iterable[Iterable[Any]]) -> Dict[Any, int]:
-    """Return the ops that some ends need, each with the number of the first end that needs it."""
-    needed_by: Dict[Any, int] = {}
-    for number, ops in enumerate(ends):
-        waiting = list(ops)
-        while waiting:
-            op = waiting.pop()
-            if op not in needed_by:
-                needed_by[op] = number
-                waiting.extend(_sources(op))
-    return needed_by
-
-
 def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:
     """Return the ops by which the backward pass of each GPU comes from a chunk to a later one."""
     made = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
@@ -113,15 +88,10 @@ def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any
     starts: Starts = defaultdict(lambda: defaultdict(list))
     for op in filter(backward.__contains__, needed_by):  # in the order of chunks
         chunk = needed_by[op]
-        is_start = any(src in backward and needed_by[src] < chunk for src in _sources(op))
+        is_start = any(src in backward and needed_by[src] < chunk for src in sources(op))
         if is_start and op not in ends and _may_wait(op):
             starts[op.device][chunk].append(op)
     return starts
-
-
-def _sources(op: Any) -> List[Any]:
-    """Return the ops that an op needs, by data or control edges."""
-    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
 
 
 def _may_wait(op: Any) -> bool:

@@ -146,6 +146,7 @@ def describe(layout: Layout) -> str:
     if layout.plan.algorithm_of_last and chunks_of_last(layout.chunks, layout.plan.chunk_bytes):
         algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
+    where += " with control edges" if layout.has_edges else ""
     chunks = count(len(layout.chunks), "chunk")
     dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, columns)))
     sizes = [f"up to {amount(max(sent_by_kind[False]))}"] if False in sent_by_kind else []

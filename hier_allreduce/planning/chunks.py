@@ -162,12 +162,15 @@ class Load(NamedTuple):
 
 
 def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule], load: Load) -> List[Schedule]:
-    """Return a schedule for each chunk such that their roots have about equal bytes in the end."""
+    """Return a schedule for each chunk such that their roots have about equal bytes in the end.
+
+    A chunk has the same root with every algorithm whose roots are the same towers.
+    """
     on_towers = list(load.towers)
     sizes = []
     for chunk in chunks:
         sizes.append(sum(load.variables[part.number] for part in chunk.ranges))
-    uses = dict.fromkeys(schedules, 0)
+    uses = dict.fromkeys(sorted(schedules, key=root_of), 0)
 
     def burden(schedule: Schedule) -> Tuple[int, int]:
         return on_towers[root_of(schedule)], uses[schedule]

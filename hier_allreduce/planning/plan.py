@@ -100,6 +100,11 @@ def sums_in(schedule: Schedule) -> Tuple[Reduce, ...]:
     return tuple(step for step in schedule if isinstance(step, Reduce))
 
 
+def is_direct(schedule: Schedule) -> bool:
+    """Return whether its root adds up the towers' values themselves, and no sums of others."""
+    return len(sums_in(schedule)) == 1
+
+
 def copies_in(schedule: Schedule) -> Tuple[Copy, ...]:
     """Return the copies of a schedule; they bring its root's value to all towers."""
     return tuple(step for step in schedule if isinstance(step, Copy))

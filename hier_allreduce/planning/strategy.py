@@ -21,7 +21,7 @@ from .algorithms import (
 )
 from .chunks import GradientSize
 from .plan import Plan
-from .rule import rule
+from .rule import TowersOn, rule
 
 AUTO = "auto"
 NAMES = (AUTO, *BY_NAME)
@@ -58,6 +58,8 @@ class Strategy:
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are
             added in float32. A value above 65504 becomes infinite in float16.
+        edges: whether control edges let a GPU's backward pass wait, on the host, for earlier sums
+            on this GPU, where a graph takes them. False, or 0: none.
 
     Raises:
         HierAllreduceError: an invalid value, or two that exclude each other.
@@ -70,6 +72,7 @@ class Strategy:
     sparse: str = AUTO
     missing: str = "error"
     wire_dtype: Optional[str] = None
+    edges: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.algorithm) and self.algorithm not in NAMES:
@@ -84,6 +87,7 @@ class Strategy:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, configs.whole_number(value, name))
+        object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
             object.__setattr__(self, "groups", _read_groups(self.groups))
             if self.algorithm not in list(WITH_GROUPS):
@@ -147,14 +151,17 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
 
 
 def plan_for(
-    strategy: Strategy, gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False
+    strategy: Strategy,
+    gradients: Sequence[GradientSize],
+    towers: int,
+    on: TowersOn = TowersOn.GPUS_WITH_EDGES,
 ) -> Plan:
     """Return the plan that a strategy selects for K towers.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
-    plan = rule(gradients, towers, on_cpu)
+    plan = rule(gradients, towers, on)
     if strategy.algorithm != AUTO:
         function = _function_of(strategy)
         name = name_of(strategy.algorithm)

@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import XPU, gpus_or_cpus, gradients_on, tf1
+from helpers.graphs import XPU, gpus_or_cpus, gradients_on, on_towers, tf1
 from helpers.rows import for_each
 
 from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
@@ -44,7 +44,7 @@ def lines(caplog):
 )
 def test_it_has_the_algorithm_chunks_copies_bytes_and_dtype(graph, lines, how, said):
     values = [[np.ones([50], np.float32), np.ones([25], np.float32)]] * 3
-    strategy = Strategy(chunk_bytes=0, main=0, **how)
+    strategy = Strategy(chunk_bytes=0, main=0, edges=False, **how)
     allreduce_grads(gradients_on(gpus_or_cpus(3), values), gpus_or_cpus(3), strategy=strategy)
     sent = 2 * 75 * (2 if "wire_dtype" in how else 4)  # the root sends most: to both others
     assert lines() == [f"3 towers on {WHERE}: {said.format(sent)}"]
@@ -106,7 +106,25 @@ def test_it_says_how_the_last_gradient_travels(graph, lines):
                 shapes = ([size], [size], [60_000_000])
                 rows.append([tf1.placeholder("float32", shape) for shape in shapes])
         allreduce_grads(rows, devices)
-        assert f"5 towers on GPUs: flat_hierarchical{said}, " in lines()[-1]
+        assert f" on GPUs with control edges: flat_hierarchical{said}, " in lines()[-1]
+
+
+@pytest.mark.parametrize(
+    "towers, strategy, said",
+    [
+        (5, None, "GPUs with control edges: flat, "),
+        (5, Strategy(edges=False), "GPUs: hierarchical, "),
+        (6, "hierarchical", "GPUs: hierarchical, "),
+        (3, None, "GPUs with control edges: flat, "),
+        (2, None, "GPUs: flat, "),
+    ],
+)
+def test_it_says_whether_there_are_control_edges(graph, lines, towers, strategy, said):
+    devices = [f"/gpu:{tower}" for tower in range(towers)]
+    shapes = ([1 << 20], [1 << 21])
+    rows = on_towers(devices, lambda _: [tf1.placeholder("float32", shape) for shape in shapes])
+    allreduce_grads(rows, devices, strategy=strategy)
+    assert f"{towers} towers on {said}" in lines()[-1]
 
 
 def test_the_same_line_is_logged_once(graph, lines):

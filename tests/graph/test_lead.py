@@ -1,5 +1,7 @@
 """Control edges that hold the host near the sums of its GPU."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -43,6 +45,34 @@ def usual():
     for number in range(TOWERS):
         weights, layers = tower(number)
         rows.append(gradients(tf.reduce_sum(layers[-1]), weights, number))
+    return rows
+
+
+def residual():
+    """Return gradients of layers with a way around: the pass enters each by two ops."""
+    rows = []
+    for number in range(TOWERS):
+        with tf.device(f"/gpu:{number}"), tf1.variable_scope(f"tower{number}"):
+            weights, value = [], tf.ones([SIZE]) * (1.0 + number)
+            for layer in range(LAYERS):
+                weights.append(tf1.get_variable(f"w{layer}", [SIZE], use_resource=True))
+                value = tf.tanh(value * weights[-1]) + 0.5 * value
+        rows.append(gradients(tf.reduce_sum(value), weights, number))
+    return rows
+
+
+def with_offsets():
+    """Return gradients of layers with two variables: that of the weights leads nowhere."""
+    rows = []
+    for number in range(TOWERS):
+        with tf.device(f"/gpu:{number}"), tf1.variable_scope(f"tower{number}"):
+            variables, value = [], tf.ones([SIZE]) * (1.0 + number)
+            for layer in range(LAYERS):
+                weight = tf1.get_variable(f"w{layer}", [SIZE], use_resource=True)
+                offset = tf1.get_variable(f"b{layer}", [SIZE], use_resource=True)
+                value = tf.tanh(value * weight + offset)
+                variables += [weight, offset]
+        rows.append(gradients(tf.reduce_sum(value), variables, number))
     return rows
 
 
@@ -144,6 +174,52 @@ def edges(graph):
     ]
 
 
+def first_needs(rows):
+    """Return the ops of gradients, each with the number of the first chunk that needs it."""
+    needed_by: dict = {}
+    for chunk, grads in enumerate(reversed(list(zip(*rows)))):  # the last one is ready first
+        for op in ancestors(grads):
+            needed_by.setdefault(op, chunk)
+    return needed_by
+
+
+@pytest.mark.parametrize("model", [usual, residual], ids=lambda f: f.__name__)
+def test_each_sum_holds_what_comes_half_a_pass_later(graph, model):
+    rows = model()
+    needed_by = first_needs(rows)
+    allreduce_grads(rows, gpus(), strategy=ALONE)
+    pairs = set()
+    for before, op in edges(graph):
+        of_sum = max(needed_by[source] for source in ancestors(before.outputs) & set(needed_by))
+        pairs.add((of_sum, needed_by[op], before.device, op.device))
+    expected = set()
+    for chunk in range(LAYERS // 2):
+        root = f"/device:GPU:{chunk % TOWERS}"
+        expected.add((chunk, chunk + LAYERS // 2, root, root))
+    assert pairs == expected
+
+
+@pytest.mark.parametrize("model", [usual, residual, with_offsets], ids=lambda f: f.__name__)
+def test_no_op_of_the_later_pass_goes_around_a_sum(graph, model):
+    rows = model()
+    needed_by = first_needs(rows)
+    ends = {grad.op for row in rows for grad in row}
+    passed = {op for op in needed_by if "gradients" in op.name}
+    needs = {op: ancestors(op.outputs) & passed for op in passed - ends}
+    allreduce_grads(rows, gpus(), strategy=ALONE)
+    held_by: dict = {}
+    for before, op in edges(graph):
+        held_by.setdefault(before, set()).add(op)
+    assert held_by
+    for before, held in held_by.items():
+        assert not held & ends  # a gradient that is complete need not wait
+        first = min(needed_by[op] for op in held)
+        for op, earlier in needs.items():
+            is_later = op.device == before.device and needed_by[op] >= first
+            if is_later and any(needed_by[source] < first for source in earlier):
+                assert before in ancestors(op.outputs)
+
+
 def test_late_gradients_wait_for_early_sums_of_their_tower():
     with tf.Graph().as_default() as graph:
         rows = usual()
@@ -200,6 +276,33 @@ def test_ops_that_a_session_has_seen_are_left_alone():
         reduced = allreduce_grads(rows, gpus(), strategy=ALONE)
         assert not edges(graph)
         np.testing.assert_allclose(sess.run(reduced)[0][0], sum(row[0] for row in raw), rtol=1e-5)
+
+
+def test_a_session_that_is_hidden_from_the_garbage_collector_has_seen_ops_too():
+    with tf.Graph().as_default() as graph, session(allow_soft_placement=True) as sess:
+        rows = usual()
+        sess.run(tf1.global_variables_initializer())
+        gc.collect()
+        gc.freeze()
+        allreduce_grads(rows, gpus(), strategy=ALONE)
+        assert not edges(graph)
+
+
+def test_a_graph_made_after_a_freeze_has_no_hidden_session(graph):
+    assert gc.get_freeze_count()  # pytest's options hide what all modules hold
+    allreduce_grads(usual(), gpus(), strategy=ALONE)
+    assert edges(graph)
+
+
+def test_they_can_be_switched_off(graph):
+    strategy = Strategy("flat", chunk_bytes=4 * SIZE, edges=False)
+    allreduce_grads(usual(), gpus(), strategy=strategy)
+    assert not edges(graph)
+
+
+def test_two_towers_do_not_wait(graph):
+    allreduce_grads(usual()[:2], gpus(2), strategy=ALONE)
+    assert not edges(graph)
 
 
 def test_a_session_that_failed_to_start_does_not_matter(graph):

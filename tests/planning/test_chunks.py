@@ -5,8 +5,8 @@ from helpers.models import gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hier_allreduce.planning import GradientSize, Range, chunks_of
-from hier_allreduce.planning.algorithms import flat, schedules_of
+from hier_allreduce.planning import GradientSize, Range, chunks_of, root_of
+from hier_allreduce.planning.algorithms import flat, hierarchical, schedules_of
 from hier_allreduce.planning.chunks import Load, spread
 
 KIB = 1 << 10
@@ -114,4 +114,6 @@ def test_whole_variables_go_to_roots_by_bytes():
     for chunk, schedule in zip(chunks, schedules):
         root = schedule[0].dst
         loads[root] += chunk.bytes
+    other = spread(chunks, schedules_of(hierarchical, 8), load)
+    assert list(map(root_of, other)) == list(map(root_of, schedules))  # slots stay where they are
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2

@@ -9,6 +9,7 @@ from helpers.models import gradients
 from hier_allreduce import HierAllreduceError, Strategy, configs
 from hier_allreduce.planning import GradientSize, plan_for, root_of, strategy_from
 from hier_allreduce.planning.algorithms import BY_NAME, flat, schedules_of, tree
+from hier_allreduce.planning.rule import TowersOn
 
 GRADS = gradients("mobilenet_v2")
 
@@ -32,10 +33,10 @@ def test_the_shipped_strategies_load_and_have_plans():
 def test_a_file_loads(tmp_path, encoding):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "# größer\nalgorithm: hierarchical\ngroups: [[0, 1], [2]]\n",
+        "# größer\nalgorithm: hierarchical\ngroups: [[0, 1], [2]]\nedges: off\n",
         encoding=encoding,
     )
-    expected = Strategy("hierarchical", groups=((0, 1), (2,)))
+    expected = Strategy("hierarchical", groups=((0, 1), (2,)), edges=False)
     assert Strategy.load(str(path)) == strategy_from(path) == expected
 
 
@@ -55,6 +56,9 @@ def test_a_file_loads(tmp_path, encoding):
         ("wire_dtype: float8", "wire_dtype='float8' is unknown; did you mean 'float16'"),
         ("sparse: maybe", "sparse='maybe' is unknown; there are auto, rows, dense"),
         ("missing: [zeros]", "missing=['zeros'] is unknown"),
+        ("edges: none", "edges='none': expected True or False"),
+        ("edges: 2", "edges=2: expected True or False"),
+        ("edges:", "edges=None: expected True or False"),
         ("algorithm: tree\ngroups: [[0, 1]]", "groups=((0, 1),) go with algorithm='hierarchical'"),
         ("algorithm: hierarchical\ngroups: [0, 1]", "groups=[0, 1]: expected tuples of towers"),
     ],
@@ -103,22 +107,29 @@ def test_a_name_or_nothing_is_a_strategy():
 # ---- the plan that a strategy selects ------------------------------------------------------------
 
 MIB = 1 << 20
+CPU_DEVICES, WITH_EDGES, WITHOUT_EDGES = TowersOn
 
 
 @pytest.mark.parametrize(
-    "strategy, on_cpu, expected",
+    "strategy, on, expected",
     [
-        (Strategy(), False, ("flat", 4 * MIB, None, False)),
-        (Strategy(), True, ("flat", 10 * MIB, 64 << 10, True)),
-        (Strategy("tree"), True, ("tree", 10 * MIB, 64 << 10, True)),
-        (Strategy("tree", chunk_bytes=0), True, ("tree", 0, None, False)),
-        (Strategy(chunk_bytes=MIB), False, ("flat", MIB, None, False)),
-        (Strategy("flat_tree", chunk_bytes=3 * MIB), False, ("flat_tree", 3 * MIB, None, False)),
-        (Strategy(tree, chunk_bytes=0), True, ("tree", 0, None, False)),
+        (Strategy(), WITH_EDGES, ("flat", 4 * MIB, None, False)),
+        (Strategy(), WITHOUT_EDGES, ("hierarchical", 4 * MIB, None, False)),
+        (Strategy(), CPU_DEVICES, ("flat", 10 * MIB, 64 << 10, True)),
+        (Strategy("tree"), CPU_DEVICES, ("tree", 10 * MIB, 64 << 10, True)),
+        (Strategy("tree", chunk_bytes=0), CPU_DEVICES, ("tree", 0, None, False)),
+        (Strategy(chunk_bytes=MIB), WITH_EDGES, ("flat", MIB, None, False)),
+        (Strategy("flat"), WITHOUT_EDGES, ("flat", 4 * MIB, None, False)),
+        (
+            Strategy("flat_tree", chunk_bytes=3 * MIB),
+            WITH_EDGES,
+            ("flat_tree", 3 * MIB, None, False),
+        ),
+        (Strategy(tree, chunk_bytes=0), CPU_DEVICES, ("tree", 0, None, False)),
     ],
 )
-def test_a_strategy_selects_a_plan(strategy, on_cpu, expected):
-    plan = plan_for(strategy, GRADS, 8, on_cpu)
+def test_a_strategy_selects_a_plan(strategy, on, expected):
+    plan = plan_for(strategy, GRADS, 8, on)
     assert (plan.algorithm, plan.chunk_bytes, plan.pack_below, plan.whole) == expected
 
 
@@ -135,6 +146,19 @@ def test_a_strategy_selects_a_plan(strategy, on_cpu, expected):
 def test_the_rule_sees_towers_and_bytes(towers, model, algorithm):
     plan = plan_for(Strategy(), gradients(model), towers)
     assert (plan.algorithm, plan.chunk_bytes, plan.whole) == (algorithm, 4 * MIB, False)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+@pytest.mark.parametrize("towers", [2, 3, 4, 5, 6, 8])
+def test_without_edges_five_towers_or_more_take_two_groups(towers, model):
+    plan = plan_for(Strategy(), gradients(model), towers, WITHOUT_EDGES)
+    expected = "hierarchical" if towers >= 5 else "flat"
+    assert (plan.algorithm, plan.chunk_bytes, plan.algorithm_of_last) == (expected, 4 * MIB, "")
+
+
+@pytest.mark.parametrize("value, edges", [(0, False), (1, True), (np.bool_(False), False)])
+def test_edges_are_a_switch(value, edges):
+    assert Strategy(edges=value).edges is edges
 
 
 @pytest.mark.parametrize("algorithm", ["auto", *BY_NAME, tree])

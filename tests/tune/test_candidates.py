@@ -105,6 +105,7 @@ def test_groups_along_nvlink_are_usual_if_there_are_some():
         ("hierarchical-nvlink", Strategy("hierarchical", groups=GROUPS)),
         ("flat_hierarchical-nvlink-8MiB", Strategy("flat_hierarchical", 8 << 20, GROUPS)),
         ("bfloat16", Strategy(wire_dtype="bfloat16")),
+        ("no-edges", Strategy(edges=False)),
         ("tower-0-sum", Strategy("flat", chunk_bytes=0, main=0)),
     ],
 )

@@ -32,7 +32,8 @@ PEERS = {
 }
 ALL_PEERS = tuple(name for names in PEERS.values() for name in names)
 ALGORITHMS = (RULE, *BY_NAME, *(name + NVLINK for name in WITH_GROUPS))
-NAMES = (*ALGORITHMS, *NARROW, *ALL_PEERS)
+NO_EDGES = "no-edges"
+NAMES = (*ALGORITHMS, *NARROW, NO_EDGES, *ALL_PEERS)
 GROUPED = "hierarchical"
 
 _FREE: Dict[str, Any] = {"algorithm": RULE, "chunk_bytes": None, "groups": None, "main": None}
@@ -105,6 +106,8 @@ def strategies_for(only: Sequence[str], groups: Optional[Groups]) -> Dict[str, D
             algorithm = algorithm[: -len(NVLINK)]
         if name in NARROW:
             strategies[name] = {"wire_dtype": name}
+        elif name == NO_EDGES:
+            strategies[name] = {"edges": False}
         elif algorithm in (RULE, *BY_NAME):
             strategies[name] = {**changes, "algorithm": algorithm}
     return strategies

@@ -21,7 +21,7 @@ from ...planning import Strategy
 from ...planning.chunks import Load
 from .protocol import ProgramFacts, Request
 
-KEPT = ("sparse", "missing", "wire_dtype")  # the program's choices that candidates keep
+KEPT = ("sparse", "missing", "wire_dtype", "edges")  # the program's choices that candidates keep
 
 
 def begin(text: str) -> None:

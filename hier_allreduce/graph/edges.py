@@ -1,0 +1,48 @@
+"""Which graphs take control edges from sums to backward passes, and what ops of a graph need."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Sequence, Set
+
+from ..compat import takes_control_edges
+from .columns import Column
+from .devices import any_on_gpu
+
+FEWEST_TOWERS = 3  # a sum of two waits for one copy, and edges cost more than they gain
+REFERENCE_VARIABLES = ("Variable", "VariableV2")
+
+
+def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
+    """Return whether the backward passes of K towers of one host can wait for sums.
+
+    Four kinds of graphs are left alone: those of a ``tf.function``, which orders the effects of its
+    ops later, and in its own way; those that a session may know, because it does not follow edges
+    that it has not seen; those with reference variables, because an update may overwrite one before
+    an op that waits has read it; and loops and branches.
+    """
+    if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or not takes_control_edges():
+        return False
+    return not any(op.type in REFERENCE_VARIABLES for op in first_needs([ends_of(columns)]))
+
+
+def ends_of(columns: Sequence[Column]) -> Set[Any]:
+    """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
+    return {grad.op for column in columns for grad in column.grads if grad is not None}
+
+
+def first_needs(ends: Iterable[Iterable[Any]]) -> Dict[Any, int]:
+    """Return the ops that some ends need, each with the number of the first end that needs it."""
+    needed_by: Dict[Any, int] = {}
+    for number, ops in enumerate(ends):
+        waiting = list(ops)
+        while waiting:
+            op = waiting.pop()
+            if op not in needed_by:
+                needed_by[op] = number
+                waiting.extend(sources(op))
+    return needed_by
+
+
+def sources(op: Any) -> List[Any]:
+    """Return the ops that an op needs, by data or control edges."""
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
