@@ -76,12 +76,12 @@ def test_tables_have_a_header_and_no_gaps(page):
 def test_measured_numbers_are_those_of_the_committed_results():
     sys.path.insert(0, str(TOP / "docs" / "generate"))
     import measured
-    import real
+    import real_steps
 
-    for page in real.PAGES:
+    for page in real_steps.PAGES:
         text = text_of(page)
         assert "<!-- real: steps -->" in text
-        assert real.with_table(text) == text, f"{page}: python docs/generate/real.py"
+        assert real_steps.with_table(text) == text, f"{page}: python docs/generate/real_steps.py"
     for page in measured.PAGES:
         text = text_of(page)
         assert "<!-- measured: " in text

@@ -2,7 +2,7 @@
 
 ::
 
-    python docs/generate/real.py     # writes the table into the pages again
+    python docs/generate/real_steps.py     # writes the table into the pages again
 
 A page says ``<!-- real: steps -->`` before it and ``<!-- end -->`` after it.
 """
