@@ -253,8 +253,8 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
             home = homes[tower][variable]
             if home == tower:
                 continue
-            # Tower 1's row may have a variable on tower 0's device if all of tower 0's own are there:
-            # then tower 0 has it for both. Otherwise the rows are swapped.
+            # A variable on another tower's device is right if all of that tower's own variables
+            # are there, too. If some are not, the rows are swapped.
             home_is_mixed = any(other != home for other in homes[home])
             is_shared = any(var is other for other in rows[home])
             if home_is_mixed and not is_shared:
