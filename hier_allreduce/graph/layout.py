@@ -86,8 +86,7 @@ def lay_out(
         plan = plan._replace(chunk_bytes=0)  # nothing travels
     share = sum(load.variables) // len(devices) if load else 0
     if share and strategy.chunk_bytes is None:
-        # A small model would fit into one chunk, and all other roots would have nothing to update.
-        # So no chunk is larger than a root's share.
+        # one chunk with all variables of a small model would leave the other roots without any
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
     are_whole = plan.whole or load is not None
     chunks = []  # C

@@ -13,9 +13,9 @@ it. So the later part of a tower's backward pass waits, on the host, until earli
 tower are queued. For the distance between them the GPU has work. `benchmarks/emulated.py` measures
 the effect.
 
-Why there is no cycle: number each op by the first sum that needs it, by data or control edges, on
-any tower. Along every edge that exists, this number stays or rises. Edges of this module lead only
-from the sum of chunk c to ops with a number above c. So no path leads back.
+No cycle: give each op the number of the first sum that needs it, by data or control edges, on any
+tower. Along an edge of the graph this number never falls. An edge of this module leads from the sum
+of chunk c to an op with a number above c. So no path leads back.
 
 No result changes: an op that waits reads tensors, and no state that an update may change.
 
@@ -35,9 +35,7 @@ from ..planning.plan import root_of, sums_in
 from .devices import any_on_gpu
 from .layout import Layout
 
-# The host may be ahead of a sum by this share of the backward pass's ops. A smaller share would
-# also stop a host that is barely ahead.
-DISTANCE = 0.5
+DISTANCE = 0.5  # of the ops of a backward pass; less stops a host that is hardly ahead
 REFERENCE_VARIABLES = ("Variable", "VariableV2")
 
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk

@@ -79,10 +79,9 @@ def chunks_of(
         return [_alone(number, gradient) for number, gradient in enumerate(gradients)]
     below = _PACKED * chunk_bytes if pack_below is None else pack_below
     groups: List[List[int]] = []  # gradients that share a chunk
-    open_groups: Dict[str, List[int]] = {}  # by dtype: the group that has room for more
-    room: Dict[str, int] = {}  # by dtype: the bytes that still fit into that group
-    # by gradient: its bytes and those of all gradients that become ready after it
-    left = list(accumulate(gradient.bytes for gradient in gradients))
+    open_groups: Dict[str, List[int]] = {}  # the one of each dtype that has room
+    room: Dict[str, int] = {}  # and the bytes that fit into it
+    left = list(accumulate(gradient.bytes for gradient in gradients))  # from each one to the end
     for number in reversed(range(len(gradients))):
         gradient = gradients[number]
         if not gradient.packable or not gradient.bytes or gradient.bytes >= below:

@@ -8,12 +8,12 @@
     CPU devices    flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 The constants for GPUs are from a sweep of seven emulated machines: ``benchmarks/sweep.py`` has the
-score, and ``benchmarks/results/archive`` the runs, of models of 102, 438 and 553 MB. 200 MB is a
-round number between the models of 102 and 438 MB.
+score, and ``benchmarks/results/archive`` the runs, of models of 102, 438 and 553 MB. Between
+the first two, 200 MB is a round number.
 
-Nothing is left to compute while the last gradient travels. So one more sum costs little, but each
-byte over a slow link costs its full time, and with two groups fewer bytes cross. The runs without
-this exception are in ``earlier-bert_base`` there.
+No backward pass overlaps with the last gradient. So its sums wait for no kernels, one sum more
+costs little, and the bytes over slow links decide: through two groups they are fewer than from all
+towers to one. ``earlier-bert_base`` there has the runs without it.
 
 No rule knows how far the host is ahead of the GPUs, and that decides which plan is the fastest.
 ``hier-allreduce tune`` measures it.
