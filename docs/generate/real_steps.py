@@ -58,14 +58,30 @@ def numbers(cells, name):
 
 
 def table():
-    """Return the table: a row for each all-reduce, the step and the exposed time by column."""
+    """Return the table: a row for each all-reduce, the step and the exposed time by column.
+
+    A sentence follows.
+    """
     rows = [["one H100 as"]]
     for title in KINDS.values():
         rows[0] += [f"{title}: step, ms", "exposed, ms"]
     for name, title in NAMES.items():
         cells = [numbers(cells_of(*kind), name) for kind in KINDS]
         rows.append([title, *(number for pair in cells for number in pair)])
-    return markdown(rows)
+    return f"{markdown(rows)}\n\n{about()}"
+
+
+def about():
+    """Return when the runs were made, and of what, as a sentence."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*.json"))]
+    made = sorted({(run["date"], run["commit"], run["tensorflow"]) for run in runs})
+    return (
+        "; ".join(
+            f"Measured on {day} at commit {commit}, with TensorFlow {version}"
+            for day, commit, version in made
+        )
+        + "."
+    )
 
 
 def with_table(text):
