@@ -88,6 +88,19 @@ def test_measured_numbers_are_those_of_the_committed_results():
         assert measured.with_tables(text) == text, f"{page}: python docs/generate/measured.py"
 
 
+def test_steps_on_cpu_devices_are_those_that_were_printed():
+    printed = (TOP / "benchmarks/results/cpu-devices.txt").read_text(encoding="utf-8")
+    section = text_of("docs/measured.md").split("## 4. CPU devices")[1].split("\n## ")[0]
+    rows = re.findall(
+        r"^\| .*?, (sum|mean) \| ([\d.]+) \| ([\d.]+) \(.* \| ([\d.]+) \|$", section, re.MULTILINE
+    )
+    assert len(rows) == 4
+    for part, (kind, ours, other, ratio) in zip(printed.split("\n\n")[1:], rows):
+        assert f", {kind} of " in part and part.rstrip().endswith(f": {ratio}")
+        steps = re.findall(r"^\S.*?  +([\d.]+) ", part, re.MULTILINE)
+        assert ours == steps[0] and other == min(steps[1:], key=float)
+
+
 @pytest.mark.parametrize("page", ["README.md", *DOCS])
 def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
     """``<!-- output: COMMAND -->`` marks lines of the output of ``hier-allreduce COMMAND``."""
