@@ -14,7 +14,7 @@ ON_GPUS = tests/graph tests/training tests/audit tests/integrations tests/cluste
           tests/test_random.py tests/emulated_gpu
 QUICK = tests/commands/test_nvlinks.py tests/planning tests/docs/test_pages.py
 
-.PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-gpu test-compat bench soak wheel-test docs figures lint clean
+.PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-gpu test-compat bench soak wheel-test docs reference figures lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
@@ -28,6 +28,7 @@ help:
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
 	@echo "make docs        the documentation's site, in build/site"
+	@echo "make reference   write docs/reference from the code again"
 	@echo "make figures     draw the pictures of the pages again"
 	@echo "PYTEST_OPTIONS='-k audit -x' goes to pytest"
 
@@ -94,6 +95,9 @@ soak: .venv/.done
 docs: .venv/.done
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
 	@echo "the site is in build/site/index.html"
+
+reference: .venv/.done
+	.venv/bin/python docs/generate/reference.py
 
 figures: .venv/.done
 	.venv/bin/python docs/generate/figures.py

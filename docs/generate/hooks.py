@@ -1,20 +1,9 @@
-"""mkdocs' hooks, which complete the pages.
-
-A page that says ``<!-- include: NAME -->`` gets a table from the code there. A link out of
-``docs/`` leads into the repository.
-"""
+"""mkdocs' hooks, which complete the pages: links out of ``docs/`` lead into the repository."""
 
 import re
-import sys
-from pathlib import Path
 
 from mkdocs.exceptions import PluginError
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import tables
-
-INCLUDE = re.compile(r"<!-- include: (\w+) -->")
 FIGURE = re.compile(r'(<img [^>]*?src="([^"]+)"[^>]*>)')
 INLINE_CODE = re.compile(r"(?<!<span></span>)<code>[^<]+</code>")  # not that of a block
 HYPHENATED = re.compile(r"(?<![^ >])[^ <>]*-[^ <>]{1,24}(?![^ <])")  # such as --minutes, test-tf1
@@ -27,8 +16,7 @@ OUTSIDE = re.compile(
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Insert the tables, and link files outside ``docs/`` in the repository."""
-    markdown = INCLUDE.sub(lambda match: tables.INCLUDED[match.group(1)](), markdown)
+    """Link files outside ``docs/`` in the repository."""
     return OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", markdown)
 
 

@@ -135,8 +135,9 @@ class ExecutedStep:
                     traffic.add(traffic.executed, pair)
                 else:
                     passing.append((traffic, pair))
-        # The op of a copy is pruned where its reader is on the same device: the tensor goes
-        # straight to the reader. Anything else that leaves is a result that is read elsewhere.
+        # If nothing on the destination reads the copy under our name, TensorFlow has pruned our
+        # identity and sent the tensor straight to its reader. That is the planned copy if it is
+        # missing so far. Otherwise somebody reads a result on another device.
         for traffic, pair in passing:
             if traffic.planned[pair] and not traffic.executed[pair]:
                 traffic.add(traffic.executed, pair)

@@ -163,9 +163,10 @@ class ClusterSession(tf1.Session):
         """Return the options of a step with the other hosts.
 
         TensorFlow has a sequence of numbers for each set of collectives. A host asks host 0 for the
-        next number when it first needs it. If nothing crosses in host 0's first step, because of a
-        ``tf.cond``, that step may have ended by then, and the numbers differ by one for ever. So
-        all steps are of one sequence, which begins with the comparison of the graphs.
+        next number when it first needs it. Suppose that a ``tf.cond`` skips all collectives in the
+        first step of host 0. That step may be over before host 1 asks, so host 1 gets the number of
+        host 0's second step, and they differ by one for ever. So all steps are of one sequence,
+        which begins with the comparison of the graphs.
         """
         numbered = tf1.RunOptions()
         numbered.CopyFrom(options or tf1.RunOptions())

@@ -36,7 +36,8 @@ Rows = Tuple[Tuple[Any, ...], ...]  # K × N
 Place = Callable[[int], str]  # a tower's words at the beginning of an error
 
 # Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them.
-# Without AddN, sums of more than two fail in any order, since Grappler makes an AddN of them.
+# A dtype without AddN can be added only in pairs. Not even a chain of pairs helps, because
+# Grappler, TensorFlow's graph optimizer, makes an AddN of the chain.
 _FEW_GPU_KERNELS = {
     **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint64"), ("AddN", "UnsortedSegmentSum")),
     **dict.fromkeys(("int64", "uint32"), ("UnsortedSegmentSum",)),
@@ -252,7 +253,8 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
             home = homes[tower][variable]
             if home == tower:
                 continue
-            # A variable may be on another tower's device, but then that tower's own are there too.
+            # A variable on another tower's device is right if all of that tower's own variables
+            # are there, too. If some are not, the rows are swapped.
             home_is_mixed = any(other != home for other in homes[home])
             is_shared = any(var is other for other in rows[home])
             if home_is_mixed and not is_shared:

@@ -77,6 +77,7 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
 
 
 def _without_numbers(name: str) -> str:
+    """Return ``layer/w`` for ``layer_1/w_2``."""
     return re.sub(r"_?\d+", "", name)
 
 

@@ -61,7 +61,11 @@ class SixteenBitSum(Sum):
         return tf.cast(value, self._dtype, name=f"{self.name}/widened")
 
     def _wide(self, tensor: Any, share: float) -> Any:
-        """Return a tensor in float32; of a running mean, its ``share`` in that of more towers."""
+        """Return a tensor in float32.
+
+        If it is a running mean, multiply it by its ``share``, which is its weight in the mean of
+        more towers that it becomes a part of.
+        """
         wide = tf.cast(tensor, tf.float32, name=f"{self.name}/sum")
         if self.context.average and share < 1:
             return tf.multiply(wide, share, name=f"{self.name}/sum")

@@ -201,3 +201,19 @@ def test_the_picture_has_a_bar_for_each_measured_candidate(tmp_path):
     text = path.read_text(encoding="utf-8")
     shown = {word for word in ("flat", "tree", PEER, "use this") if f"{word}" in text}
     assert shown == {"flat", PEER, "use this"} and AS_IT_IS in text
+
+
+def test_the_picture_has_the_tables_order_and_no_run_that_was_disturbed(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from hier_allreduce.commands.tune.picture import draw
+
+    figures = []
+    runs = runs_with(now=QUIET, flat=[90] * 11 + [9000], peer=[80] * 6)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    draw(verdict(runs), tmp_path / "steps.png", "python train.py")
+    (axes,) = figures[0].axes
+    from_top = [label.get_text() for label in reversed(axes.get_yticklabels())]
+    assert [AS_IT_IS in text or text for text in from_top][:2] == [True, "flat"]
+    assert axes.get_xlim()[1] < 300

@@ -89,7 +89,10 @@ def _read_topo(name: str) -> int:
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     groups = linked_groups(found.links)
-    default = "no groups= to write: no two groups follow the NVLinks better than the halves"
+    default = (
+        "keep the default, and write no groups=: no two groups follow the NVLinks better than its"
+        " halves"
+    )
     print(_groups_line(groups) if groups else default)
     return 0
 

@@ -1,9 +1,11 @@
-"""The measured steps as a picture: a bar for each candidate, with the range of its runs."""
+"""The measured steps as a picture: a bar for each candidate, with the quartiles of its runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, List
+
+import numpy as np
 
 from ..._lazy import require
 from ...errors import HierAllreduceError
@@ -32,10 +34,14 @@ def check(path: Path) -> None:
 
 
 def draw(verdict: Verdict, path: Path, program: str) -> None:
-    """Write a picture of a verdict, in the format that the name of the file asks for."""
+    """Write a picture of a verdict, in the format that the name of the file asks for.
+
+    Rows have the order of the table. The line shows half of the runs, and not the longest one,
+    which another program may have disturbed.
+    """
     from matplotlib.figure import Figure
 
-    rows = sorted((row for row in verdict.rows if row.runs), key=lambda row: row.step, reverse=True)
+    rows = [row for row in reversed(verdict.rows) if row.runs]  # from the bottom to the top
     figure: Any = Figure(figsize=(9, 2 + 0.34 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
@@ -44,18 +50,19 @@ def draw(verdict: Verdict, path: Path, program: str) -> None:
     if as_it_is is not None:
         axes.axvline(1e3 * as_it_is.step, color="black", linestyle="--", linewidth=1, zorder=0.5)
     axes.set_yticks(range(len(rows)), [_label(row, row is verdict.best) for row in rows])
-    axes.set_xlabel("time of a training step, ms (shorter is better); thin line: range of the runs")
+    axes.set_xlabel(
+        "time of a training step, ms (shorter is better); line: the middle half of the runs"
+    )
     axes.set_title(f"{program}\n{verdict.sentences[0]}", fontsize=10, loc="left", wrap=True)
     axes.margins(y=0.02)
-    axes.set_xlim(0, 1.15 * max(_longest(row) for row in rows))
+    axes.set_xlim(0, 1.15 * max(_end(row) for row in rows))
     _legend(axes, rows)
     figure.savefig(path, dpi=120)
 
 
 def _bar(axes: Any, number: int, row: Row) -> None:
-    """Draw the bar of a candidate, the range of its runs, and its step in figures."""
+    """Draw the bar of a candidate, the quartiles of its runs, and its step in figures."""
     step = 1e3 * row.step
-    steps = [1e3 * run.step for run in row.runs]
     color = THEIRS if row.candidate.peer else OURS
     is_as_it_is = row.candidate.is_as_it_is
     axes.barh(
@@ -66,10 +73,10 @@ def _bar(axes: Any, number: int, row: Row) -> None:
         hatch="//" if is_as_it_is else None,
         linewidth=1.5 if is_as_it_is else 0,
     )
-    axes.plot([min(steps), max(steps)], [number, number], color="black", linewidth=1.2, marker="|")
+    axes.plot(_quartiles(row), [number, number], color="black", linewidth=1.2, marker="|")
     axes.annotate(
         f"{step:.3g}",
-        (_longest(row), number),
+        (_end(row), number),
         (6, 0),
         textcoords="offset points",
         va="center",
@@ -77,9 +84,14 @@ def _bar(axes: Any, number: int, row: Row) -> None:
     )
 
 
-def _longest(row: Row) -> float:
-    """Return the milliseconds of the longest run, or of the bar."""
-    return 1e3 * max(row.step, *(run.step for run in row.runs))
+def _quartiles(row: Row) -> List[float]:
+    """Return the milliseconds below which a quarter of the runs are, and three quarters."""
+    return [float(ms) for ms in np.percentile([1e3 * run.step for run in row.runs], [25, 75])]
+
+
+def _end(row: Row) -> float:
+    """Return the milliseconds at which the bar and its line end."""
+    return max(1e3 * row.step, *_quartiles(row))
 
 
 def _label(row: Row, is_best: bool) -> str:
