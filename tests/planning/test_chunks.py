@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from hier_allreduce.planning import GradientSize, Range, chunks_of
 from hier_allreduce.planning.algorithms import flat, schedules_of
-from hier_allreduce.planning.chunks import Load, spread
+from hier_allreduce.planning.chunks import Load
+from hier_allreduce.planning.plan import Plan
+from hier_allreduce.planning.schedules import scheduled
 
 KIB = 1 << 10
 
@@ -109,9 +111,8 @@ def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     chunks = chunks_of(grads, 4 << 20, whole=True)
     load = Load([gradient.bytes for gradient in grads], [0] * 8)
-    schedules = spread(chunks, schedules_of(flat, 8), load)
+    plan = Plan(8, schedules_of(flat, 8), 4 << 20, "flat")
     loads = [0] * 8
-    for chunk, schedule in zip(chunks, schedules):
-        root = schedule[0].dst
-        loads[root] += chunk.bytes
+    for chunk in scheduled(chunks, plan, load):
+        loads[chunk.root] += chunk.bytes
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2
