@@ -242,8 +242,9 @@ def add_ops(
     if cluster is not None:
         gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
         facts = {"average": bool(average), "layout": layout.fingerprint}
-        cluster.announce(name, len(layout.devices), gradients, facts)
-    rows = _reduced(layout, Context(layout.devices, average, cluster), name)  # K × N
+        cluster.ops.announce(name, len(layout.devices), gradients, facts)
+    hosts = None if cluster is None else cluster.ops
+    rows = _reduced(layout, Context(layout.devices, average, hosts), name)  # K × N
     return list(hook().reduced(rows))
 
 
@@ -260,13 +261,13 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
         reduced = []  # C × K
         for chunk, values, ops in zip(layout.chunks, zip(*packed), sums):
             reduced.append(run(chunk.steps, values, ops))
-        record(scope, layout, context.hosts, packed)
+        record(scope, layout, context.host_count, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
         results = [_unpacked(layout, packing, sums, reduced, tower) for tower in towers]  # K × N
 
         # On one host, a tower's backward pass waits for its earlier sums, as `lead` says.
-        if context.hosts == 1:
+        if context.host_count == 1:
             totals = [values[chunk.root] for chunk, values in zip(layout.chunks, reduced)]
             limit_lead(layout, totals)
         return results
