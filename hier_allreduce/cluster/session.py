@@ -363,6 +363,19 @@ def _is_failure(error: Optional[BaseException]) -> bool:
 # ---- the server ------------------------------------------------------------------------------
 
 
+def session_config(job: Job, devices_per_host: int, config: Optional[Any] = None) -> Any:
+    """Return a copy of a ConfigProto with the settings that the sessions of a job need."""
+    full = tf1.ConfigProto()
+    full.CopyFrom(config or tf1.ConfigProto())
+    full.device_count["CPU"] = max(full.device_count["CPU"], devices_per_host)
+    if len(job.hosts) > 1:
+        full.use_per_session_threads = False  # sessions of a server use the server's threads
+        full.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+        # In TensorFlow 1, ops that name no task would go to task 0 without this filter.
+        full.device_filters.append(f"/job:worker/task:{job.task}")
+    return full
+
+
 def start_server(job: Job, config: Any) -> Any:
     """Start TensorFlow's server of this host.
 

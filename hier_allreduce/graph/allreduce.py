@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
-from ..planning import Strategy, run, strategy_from
+from ..planning import Chunk, Strategy, run, strategy_from
 from ..planning.chunks import Load
-from ..planning.plan import complete_on, copies_in, root_of, sums_in, sums_to
+from ..planning.plan import complete_on, copies_in, sums_in, sums_to
 from .columns import (
     check_average,
     check_names,
@@ -223,7 +223,7 @@ def plan_gradients(
     columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
 
     # Decide which gradients share a chunk, and by which steps each chunk travels.
-    layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks, C schedules
+    layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
     hook().planned(layout, strategy, load)
     if len(devices) > 1:
         log_once(describe(layout))
@@ -242,14 +242,15 @@ def add_ops(
     if cluster is not None:
         gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
         facts = {"average": bool(average), "layout": layout.fingerprint}
-        cluster.announce(name, len(layout.devices), gradients, facts)
-    rows = _reduced(layout, Context(layout.devices, average, cluster), name)  # K × N
+        cluster.ops.announce(name, len(layout.devices), gradients, facts)
+    hosts = None if cluster is None else cluster.ops
+    rows = _reduced(layout, Context(layout.devices, average, hosts), name)  # K × N
     return list(hook().reduced(rows))
 
 
 def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...]]:
     """Return K rows of N results; None where the schedules bring none."""
-    sums = _sums(layout, context)  # C
+    sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
     packing = Packing(layout, context)
     towers = range(len(layout.devices))
     with forget_colocation(), tf1.name_scope(name) as scope:
@@ -257,16 +258,17 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
         packed = [_packed(layout, packing, tower) for tower in towers]  # K × C
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
-        of_each_chunk = zip(layout.schedules, zip(*packed), sums)
-        reduced = [run(schedule, values, ops) for schedule, values, ops in of_each_chunk]  # C × K
-        record(scope, layout, context.hosts, packed)
+        reduced = []  # C × K
+        for chunk, values, ops in zip(layout.chunks, zip(*packed), sums):
+            reduced.append(run(chunk.steps, values, ops))
+        record(scope, layout, context.host_count, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
         results = [_unpacked(layout, packing, sums, reduced, tower) for tower in towers]  # K × N
 
         # A tower's backward pass waits for its earlier sums, as `lead` says.
-        roots = map(root_of, layout.schedules)
-        limit_lead(layout, [values[root] for values, root in zip(reduced, roots)])
+        totals = [values[chunk.root] for chunk, values in zip(layout.chunks, reduced)]
+        limit_lead(layout, totals)
         return results
 
 
@@ -283,25 +285,21 @@ def _unpacked(
     """Return one tower's N results, from C chunks of K values."""
     values: List[Any] = []
     with tf1.device(layout.devices[tower]):
-        for schedule, of_chunk, ops in zip(layout.schedules, reduced, sums):
-            is_there = tower in complete_on(schedule)
+        for chunk, of_chunk, ops in zip(layout.chunks, reduced, sums):
+            is_there = tower in complete_on(chunk.steps)
             values.append(ops.as_result(tower, of_chunk[tower]) if is_there else None)
         return tuple(packing.unpack(tower, values))
 
 
-def _sums(layout: Layout, context: Context) -> List[Sum]:
-    """Return a ``Sum`` for each of C chunks, by its dtype."""
-    sums: List[Sum] = []
-    for chunk, name in zip(layout.chunks, layout.names):
-        # all columns of a chunk have one dtype, and a sparse one is alone
-        column = layout.columns[chunk.ranges[0].number]
-        wire = layout.wire_dtype(column)
-        tensor = f"{name}.values" if column.is_sparse else name
-        total = Sum(tensor, context)
-        if wire in NARROW_DTYPES and context.contributions > 1:
-            total = SixteenBitSum(tensor, context, wire, column.dtype)
-        sums.append(RowSum(name, context, column, total) if column.is_sparse else total)
-    return sums
+def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
+    """Return the ``Sum`` of a chunk, by its dtype."""
+    column = layout.column_of(chunk)
+    wire = layout.wire_dtype(chunk)
+    tensor = f"{chunk.name}.values" if column.is_sparse else chunk.name
+    total = Sum(tensor, context)
+    if wire in NARROW_DTYPES and context.contributions > 1:
+        total = SixteenBitSum(tensor, context, wire, column.dtype)
+    return RowSum(chunk.name, context, column, total) if column.is_sparse else total
 
 
 # ---- its two parts -------------------------------------------------------------------------------
@@ -309,12 +307,12 @@ def _sums(layout: Layout, context: Context) -> List[Sum]:
 
 def sums_only(layout: Layout) -> Layout:
     """Return a layout whose results are on the roots only: result n on ``layout.roots()[n]``."""
-    return layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
+    return layout.with_steps(sums_in)
 
 
 def sums_on(layout: Layout, tower: int) -> Layout:
     """Return a layout whose results are complete on one tower only."""
-    return layout._replace(schedules=[sums_to(schedule, tower) for schedule in layout.schedules])
+    return layout.with_steps(lambda steps: sums_to(steps, tower))
 
 
 def copy_from_roots(
@@ -335,8 +333,7 @@ def copy_from_roots(
         at_root[root] = values[n]
         # without a dtype nothing is cast, and no zeros stand for missing gradients
         columns[n] = columns[n]._replace(grads=tuple(at_root), dtype="", is_sparse=False)
-    copies = [copies_in(schedule) for schedule in layout.schedules]
-    back = layout._replace(columns=columns, schedules=copies)
+    back = layout._replace(columns=columns).with_steps(copies_in)
     return _reduced(back, Context(layout.devices), name)
 
 

@@ -2,22 +2,22 @@
 
 ::
 
-    columns ─► sizes ─► plan ─► chunks, each with a schedule and a name
+    columns ─► sizes ─► plan ─► chunks, each with its steps and a name
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..formatting import count
-from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
-from ..planning.algorithms import BY_NAME, schedules_of
-from ..planning.chunks import Load, chunks_of_last, spread
+from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for
+from ..planning.chunks import Load
 from ..planning.plan import is_direct
 from ..planning.rule import TowersOn
+from ..planning.schedules import scheduled
 from .columns import Column, bytes_of_row, row_counts, static_shape
 from .devices import all_on_cpu
 from .edges import takes_edges
@@ -29,15 +29,13 @@ _LEAST_SHARE = 1 << 18  # bytes: below it, smaller chunks would cost more than t
 
 
 class Layout(NamedTuple):
-    """The chunks of N columns on K towers, and their schedules.
+    """The chunks of N columns on K towers.
 
     Attributes:
         columns: N columns.
         devices: K devices.
         plan: its schedules and chunk size.
         chunks: C chunks; a range's ``number`` is that of its column.
-        schedules: of each chunk.
-        names: of each chunk, in op names: of its variable, or of the first one in a packed chunk.
         wire: the 16-bit dtype in which float32 chunks travel, if they do.
         has_edges: whether the towers' backward passes wait for earlier sums.
     """
@@ -46,29 +44,34 @@ class Layout(NamedTuple):
     devices: Tuple[Any, ...]
     plan: Plan
     chunks: List[Chunk]
-    schedules: Sequence[Schedule]
-    names: List[str]
     wire: Optional[str] = None
     has_edges: bool = False
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs between hosts with different plans."""
-        decisions = repr((self.schedules, self.chunks, self.wire, self.has_edges))
+        """A text that differs between hosts with different plans; names do not count."""
+        unnamed = [chunk._replace(name="") for chunk in self.chunks]
+        decisions = repr((unnamed, self.wire, self.has_edges))
         digest = hashlib.sha256(decisions.encode()).hexdigest()
         return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {digest[:12]}"
 
-    def wire_dtype(self, column: Column) -> str:
-        """Return the dtype in which a column's gradients travel."""
-        return self.wire if self.wire and column.dtype == "float32" else column.dtype
+    def column_of(self, chunk: Chunk) -> Column:
+        """Return the first column in a chunk: all have one dtype, and a sparse one is alone."""
+        return self.columns[chunk.first]
+
+    def wire_dtype(self, chunk: Chunk) -> str:
+        """Return the dtype in which a chunk travels."""
+        dtype = self.column_of(chunk).dtype
+        return self.wire if self.wire and dtype == "float32" else dtype
 
     def roots(self) -> Dict[int, int]:
         """Return the tower that has each variable's sum first; all gradients must be whole."""
-        roots = {}
-        for chunk, schedule in zip(self.chunks, self.schedules):
-            for part in chunk.ranges:
-                roots[part.number] = root_of(schedule)
-        return roots
+        return {part.number: chunk.root for chunk in self.chunks for part in chunk.ranges}
+
+    def with_steps(self, steps_of: Callable[[Schedule], Schedule]) -> Layout:
+        """Return a layout whose chunks take other steps, which a function makes of theirs."""
+        chunks = [chunk._replace(steps=steps_of(chunk.steps)) for chunk in self.chunks]
+        return self._replace(chunks=chunks)
 
 
 def lay_out(
@@ -99,33 +102,21 @@ def lay_out(
         # one chunk with all variables of a small model would leave the other roots without any
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
     are_whole = plan.whole or load is not None
-    chunks = []  # C
-    for chunk in chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole):
-        if sizes[chunk.ranges[0].number].dtype:
-            chunks.append(chunk)
-    schedules = _schedules(plan, chunks, load)  # C
+    chunks = chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole)
+    chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
+
+    # In op names a chunk is called after its variable, a packed one after its first.
     names = []
     for chunk in chunks:
         ending = ".packed" if len(chunk.ranges) > 1 else ""
-        names.append(columns[chunk.ranges[0].number].name + ending)
+        names.append(columns[chunk.first].name + ending)
+    named = []
+    for chunk, name in zip(scheduled(chunks, plan, load), op_names(names)):
+        named.append(chunk._replace(name=name))
     # a sum of sums comes too late for the pass, and one chunk has no later part
-    has_edges = has_edges and len(chunks) > 1 and any(map(is_direct, schedules))
-    named = op_names(names)
-    return Layout(
-        columns, tuple(devices), plan, chunks, schedules, named, strategy.wire_dtype, has_edges
-    )
-
-
-def _schedules(plan: Plan, chunks: Sequence[Chunk], load: Optional[Load]) -> Sequence[Schedule]:
-    """Return the schedule of each of C chunks."""
-    if load is not None:
-        return spread(chunks, plan.schedules, load)
-    schedules = [plan.schedule(number) for number in range(len(chunks))]
-    if plan.algorithm_of_last:
-        of_last = schedules_of(BY_NAME[plan.algorithm_of_last], plan.towers)
-        for number in chunks_of_last(chunks, plan.chunk_bytes):
-            schedules[number] = of_last[number % len(of_last)]
-    return schedules
+    are_direct = [is_direct(chunk.steps) for chunk in named]
+    has_edges = has_edges and len(named) > 1 and any(are_direct)
+    return Layout(columns, tuple(devices), plan, named, strategy.wire_dtype, has_edges)
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:

@@ -31,7 +31,7 @@ from itertools import accumulate
 from typing import Any, DefaultDict, Dict, List, Sequence, Set
 
 from ..compat import add_control_edge, tf1
-from ..planning.plan import is_direct, root_of
+from ..planning.plan import is_direct
 from .devices import any_on_gpu
 from .edges import ends_of, first_needs, sources
 from .layout import Layout
@@ -50,7 +50,7 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
         layout: C chunks, in the order in which they become ready.
         totals: C complete sums, on the roots of the chunks.
     """
-    are_direct = list(map(is_direct, layout.schedules))
+    are_direct = [is_direct(chunk.steps) for chunk in layout.chunks]
     if not layout.has_edges or not any(are_direct):
         return  # there are copies only in the second part of an all-reduce
     needed_by = first_needs([total.op] for total in totals)
@@ -58,23 +58,18 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
     ends = ends_of(layout.columns)
     of_pass = first_needs([ends])
     needed_by = {op: chunk for op, chunk in needed_by.items() if op in of_pass}
-    starts = _starts(needed_by, ends, _grads_of(layout, 0))
+    starts = _starts(needed_by, ends, layout.column_of(layout.chunks[0]).grads)
     sizes = Counter(needed_by.values())
     sizes[0] = 0  # it has the forward pass
     done = list(accumulate(sizes[chunk] for chunk in range(len(totals))))
-    for chunk, (schedule, total) in enumerate(zip(layout.schedules, totals)):
-        root = _grads_of(layout, chunk)[root_of(schedule)]
-        if root is None or not are_direct[chunk]:
+    for number, (chunk, total) in enumerate(zip(layout.chunks, totals)):
+        grad = layout.column_of(chunk).grads[chunk.root]
+        if grad is None or not are_direct[number]:
             continue
-        last = done[chunk] + DISTANCE * done[-1]
-        later = (ops for part, ops in starts[root.device].items() if done[part] > last)
+        last = done[number] + DISTANCE * done[-1]
+        later = (ops for part, ops in starts[grad.device].items() if done[part] > last)
         for op in next(later, []):
             add_control_edge(total.op, op)
-
-
-def _grads_of(layout: Layout, chunk: int) -> Sequence[Any]:
-    """Return the K gradients of the first variable in a chunk."""
-    return layout.columns[layout.chunks[chunk].ranges[0].number].grads
 
 
 def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:

@@ -38,16 +38,16 @@ class Packing:
                 flat = grad if ranges[0].stop is None else self._shaped(tower, grad, [-1])
                 parts.update(self._split(tower, flat, ranges, "cut"))
         chunks = []
-        for chunk, name in zip(self._layout.chunks, self._layout.names):
-            chunks.append(self._joined(tower, parts, chunk.ranges, f"{name}/pack"))
+        for chunk in self._layout.chunks:
+            chunks.append(self._joined(tower, parts, chunk.ranges, f"{chunk.name}/pack"))
         return chunks
 
     def unpack(self, tower: int, chunks: Sequence[Any]) -> List[Any]:
         """Return the N gradients in C reduced chunks; None for one that is in none of them."""
         parts: Dict[Range, Any] = {}
-        for chunk, name, value in zip(self._layout.chunks, self._layout.names, chunks):
+        for chunk, value in zip(self._layout.chunks, chunks):
             if value is not None:
-                parts.update(self._split(tower, value, chunk.ranges, f"{name}/unpack"))
+                parts.update(self._split(tower, value, chunk.ranges, f"{chunk.name}/unpack"))
         results = []
         for ranges, column in zip(self._ranges, self._layout.columns):
             result = self._joined(tower, parts, ranges, "joined")

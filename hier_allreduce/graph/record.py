@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
-from ..planning import Schedule, root_of
-from ..planning.chunks import chunks_of_last
+from ..planning import Chunk, Schedule
 from ..planning.plan import sums_in
 from .columns import Column, has_rows_only
 from .devices import all_on_cpu
@@ -81,29 +80,27 @@ def record(scope: str, layout: Layout, hosts: int, values: Sequence[Sequence[Any
     if tf.executing_eagerly():
         return
     tensors: List[SentTensor] = []
-    for number, schedule in enumerate(layout.schedules):
-        value = values[root_of(schedule)][number]
-        tensors += _sent_tensors(layout, number, value)
+    for number, chunk in enumerate(layout.chunks):
+        tensors += _sent_tensors(layout, chunk, values[chunk.root][number])
     recorded = AllReduce(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(recorded)
 
 
-def _sent_tensors(layout: Layout, number: int, value: Any) -> Iterator[SentTensor]:
+def _sent_tensors(layout: Layout, chunk: Chunk, value: Any) -> Iterator[SentTensor]:
     """Yield the tensors of one chunk, whose ``value`` is that of its root."""
-    schedule = layout.schedules[number]
-    columns = [layout.columns[part.number] for part in layout.chunks[number].ranges]
+    columns = [layout.columns[part.number] for part in chunk.ranges]
     variables = tuple(column.name for column in columns)
     # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is copied
     # as it is.
-    is_copied = not sums_in(schedule) or _is_only_on(root_of(schedule), columns)
+    is_copied = not sums_in(chunk.steps) or _is_only_on(chunk.root, columns)
     for part, tensor in _parts(value).items():
         copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
         elements = tensor.shape.num_elements()
         if columns[0].is_sparse:
             rows = size_of(columns[0]).elements
             elements = None if rows is None else rows * tensor.shape[1:].num_elements()
-        name = layout.names[number] + part
-        yield SentTensor(name, variables, schedule, elements, columns[0].is_sparse, copied)
+        name = chunk.name + part
+        yield SentTensor(name, variables, chunk.steps, elements, columns[0].is_sparse, copied)
 
 
 def _is_only_on(root: int, columns: Sequence[Column]) -> bool:
@@ -130,11 +127,11 @@ def describe(layout: Layout) -> str:
         2 towers on GPUs: flat, 1 chunk, 2 copies; each tower sends up to 4 MB in float32
     """
     towers = len(layout.devices)
-    columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
     sent_by_kind: Dict[bool, List[int]] = {}  # bytes from each tower: rows (True), others (False)
     unknown = copies = 0
-    for chunk, column, schedule in zip(layout.chunks, columns, layout.schedules):
-        sources = [src for step in schedule for src in step.srcs]
+    for chunk in layout.chunks:
+        column = layout.column_of(chunk)
+        sources = [src for step in chunk.steps for src in step.srcs]
         copies += len(sources)
         if size_of(column).elements is None:
             unknown += 1
@@ -143,12 +140,12 @@ def describe(layout: Layout) -> str:
         for src in sources:
             sent[src] += chunk.bytes
     algorithm = layout.plan.algorithm
-    if layout.plan.algorithm_of_last and chunks_of_last(layout.chunks, layout.plan.chunk_bytes):
+    if any(chunk.steps not in layout.plan.schedules for chunk in layout.chunks):
         algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     where += " with control edges" if layout.has_edges else ""
     chunks = count(len(layout.chunks), "chunk")
-    dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, columns)))
+    dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, layout.chunks)))
     sizes = [f"up to {amount(max(sent_by_kind[False]))}"] if False in sent_by_kind else []
     sizes += [f"≤ {amount(max(sent_by_kind[True]))} of rows"] if True in sent_by_kind else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
 from ..compat import DTYPES_WITHOUT_ADD, tf1
 from ..planning import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
+
+if TYPE_CHECKING:
+    from ..cluster.shared_ops import SharedOps
 
 
 class Context:
@@ -17,18 +20,20 @@ class Context:
     Attributes:
         devices: K devices.
         average: the mean instead of the sum.
-        cluster: adds up the totals of several hosts; None on one host.
-        hosts: their number.
+        hosts: what several hosts build together; None on one host.
+        host_count: H, the number of hosts.
         contributions: the gradients in each sum: K for each host.
         on_cpu: whether all towers are CPU devices.
     """
 
-    def __init__(self, devices: Sequence[Any], average: bool = False, cluster: Any = None):
+    def __init__(
+        self, devices: Sequence[Any], average: bool = False, hosts: Optional[SharedOps] = None
+    ):
         self.devices = devices
         self.average = average
-        self.cluster = cluster
-        self.hosts = 1 if cluster is None else cluster.size
-        self.contributions = len(devices) * self.hosts
+        self.hosts = hosts
+        self.host_count = 1 if hosts is None else hosts.size
+        self.contributions = len(devices) * self.host_count
         self.on_cpu = all_on_cpu(devices)
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
@@ -133,7 +138,7 @@ class Sum(ChunkOps[Any]):
 
     def over_hosts(self, root: int, total: Any) -> Any:
         """Return the sum of all hosts' totals."""
-        if self.context.hosts == 1:
+        if self.context.hosts is None:
             return total
         with tf1.device(self.devices[root]):
-            return self.context.cluster.all_reduce(total, root, f"{self.name}/across")
+            return self.context.hosts.all_reduce(total, root, f"{self.name}/across")

@@ -4,7 +4,8 @@
 
     rule │ name │ function ──► Plan: schedules and a chunk size         strategy, rule, algorithms
                                    │ chunk c takes schedule c mod S
-    GradientSize × N ──chunks_of──► Chunk × C ──► run(schedule, values, ops)   chunks, plan
+    GradientSize × N ──chunks_of──► Chunk × C ──scheduled──► Chunk × C       chunks, schedules
+                                                with steps ──► run(steps, values, ops)    plan
 
 ``Strategy`` holds a user's choices; ``check`` counts the towers in each sum.
 """

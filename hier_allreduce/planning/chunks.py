@@ -54,10 +54,41 @@ class Range(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Ranges of gradients of one dtype that travel as one tensor, and their bytes, 0 if unknown."""
+    """Gradients of one dtype that travel as one tensor, and how.
+
+    Attributes:
+        ranges: of its gradients.
+        bytes: of all ranges; 0 if unknown.
+        steps: its schedule; none on one tower.
+        name: in op names.
+    """
 
     ranges: Tuple[Range, ...]
     bytes: int
+    steps: Schedule = ()
+    name: str = ""
+
+    @property
+    def first(self) -> int:
+        """The number of its first gradient."""
+        return self.ranges[0].number
+
+    @property
+    def root(self) -> int:
+        """The tower that has its sum first."""
+        return root_of(self.steps)
+
+
+class Load(NamedTuple):
+    """The bytes on each tower when every variable is updated on one of K towers.
+
+    Attributes:
+        variables: bytes of each of N variables.
+        towers: bytes of the variables that each of K towers updates already.
+    """
+
+    variables: Sequence[int]
+    towers: Sequence[int]
 
 
 def chunks_of(
@@ -127,58 +158,3 @@ def _cut(number: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
         stop = min(start + size, elements)
         chunks.append(Chunk((Range(number, start, stop),), (stop - start) * gradient.itemsize))
     return chunks
-
-
-def chunks_of_last(chunks: Sequence[Chunk], chunk_bytes: int) -> List[int]:
-    """Return the numbers of the chunks into which the last gradient is cut; none if it is not.
-
-    Gradients that become ready after it do not count, if they have less than ``chunk_bytes``.
-
-    Args:
-        chunks: C chunks, in the order of their readiness.
-        chunk_bytes: their size.
-    """
-    after = 0
-    for chunk in reversed(chunks):
-        first = chunk.ranges[0]
-        if len(chunk.ranges) == 1 and first.stop is not None:
-            return [c for c, other in enumerate(chunks) if other.ranges[0].number == first.number]
-        after += chunk.bytes
-        if after >= chunk_bytes:
-            break
-    return []
-
-
-class Load(NamedTuple):
-    """The bytes on each tower when every variable is updated on one of K towers.
-
-    Attributes:
-        variables: bytes of each of N variables.
-        towers: bytes of the variables that each of K towers updates already.
-    """
-
-    variables: Sequence[int]
-    towers: Sequence[int]
-
-
-def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule], load: Load) -> List[Schedule]:
-    """Return a schedule for each chunk such that their roots have about equal bytes in the end.
-
-    A chunk has the same root with every algorithm whose roots are the same towers.
-    """
-    on_towers = list(load.towers)
-    sizes = []
-    for chunk in chunks:
-        sizes.append(sum(load.variables[part.number] for part in chunk.ranges))
-    uses = dict.fromkeys(sorted(schedules, key=root_of), 0)
-
-    def burden(schedule: Schedule) -> Tuple[int, int]:
-        return on_towers[root_of(schedule)], uses[schedule]
-
-    taken: Dict[int, Schedule] = {}
-    for number in sorted(range(len(chunks)), key=lambda number: -sizes[number]):
-        schedule = min(uses, key=burden)
-        on_towers[root_of(schedule)] += sizes[number]
-        uses[schedule] += 1
-        taken[number] = schedule
-    return [taken[number] for number in range(len(chunks))]

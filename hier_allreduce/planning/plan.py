@@ -87,10 +87,6 @@ class Plan(NamedTuple):
     whole: bool = False
     algorithm_of_last: str = ""
 
-    def schedule(self, chunk: int) -> Schedule:
-        """Return the schedule of a chunk."""
-        return self.schedules[chunk % len(self.schedules)]
-
 
 # ---- parts of a schedule -------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hier_allreduce import Cluster, ClusterError
-from hier_allreduce.cluster.environment import ALONE, expand, job_of
+from hier_allreduce.cluster.environment import ALONE, Job, expand, job_of
+from hier_allreduce.cluster.session import session_config
 
 HOSTS = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
 STEP = {
@@ -220,5 +221,6 @@ def test_numbers_of_numpy_are_numbers():
     cluster = Cluster(["a:1", "b:1"], **numbers)
     assert str(cluster) == "Cluster(['a:1', 'b:1'], task=1, devices_per_host=2)"
     assert cluster.timeout == 4 and not cluster.is_chief
-    assert cluster.config().device_count["CPU"] == 2
-    assert list(cluster.config().device_filters) == ["/job:worker/task:1"]
+    config = session_config(Job(cluster.hosts, cluster.task), cluster.devices_per_host)
+    assert config.device_count["CPU"] == 2
+    assert list(config.device_filters) == ["/job:worker/task:1"]

@@ -21,6 +21,8 @@ from helpers.graphs import (
 from helpers.rows import for_each
 
 from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
+from hier_allreduce.cluster.environment import Job
+from hier_allreduce.cluster.shared_ops import SharedOps
 
 tf1 = tf.compat.v1
 
@@ -431,11 +433,11 @@ def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
 # ---- several hosts -------------------------------------------------------------------------------
 
 
-class Hosts(Cluster):
-    """Two more hosts with the same sums."""
+class SameSums(SharedOps):
+    """Two more hosts have the same sums."""
 
-    def __init__(self):
-        super().__init__(["a:1", "b:1", "c:1"], task=0, devices_per_host=2)
+    def __init__(self, *options):
+        super().__init__(*options)
         self.facts = []
 
     def announce(self, name, towers, gradients, facts):
@@ -443,6 +445,14 @@ class Hosts(Cluster):
 
     def all_reduce(self, tensor, root, name):
         return tensor * 3
+
+
+class Hosts(Cluster):
+    def __init__(self):
+        super().__init__(["a:1", "b:1", "c:1"], task=0, devices_per_host=2)
+        same_sums = SameSums(Job(self.hosts, self.task), self.devices_per_host, "ring")
+        self.ops = same_sums
+        self.facts = same_sums.facts
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

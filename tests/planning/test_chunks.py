@@ -5,9 +5,11 @@ from helpers.models import gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hier_allreduce.planning import GradientSize, Range, chunks_of, root_of
+from hier_allreduce.planning import GradientSize, Range, chunks_of
 from hier_allreduce.planning.algorithms import flat, hierarchical, schedules_of
-from hier_allreduce.planning.chunks import Load, spread
+from hier_allreduce.planning.chunks import Load
+from hier_allreduce.planning.plan import Plan
+from hier_allreduce.planning.schedules import scheduled
 
 KIB = 1 << 10
 
@@ -109,11 +111,12 @@ def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     chunks = chunks_of(grads, 4 << 20, whole=True)
     load = Load([gradient.bytes for gradient in grads], [0] * 8)
-    schedules = spread(chunks, schedules_of(flat, 8), load)
+    plan = Plan(8, schedules_of(flat, 8), 4 << 20, "flat")
     loads = [0] * 8
-    for chunk, schedule in zip(chunks, schedules):
-        root = schedule[0].dst
+    roots = [chunk.root for chunk in scheduled(chunks, plan, load)]
+    for chunk, root in zip(chunks, roots):
         loads[root] += chunk.bytes
-    other = spread(chunks, schedules_of(hierarchical, 8), load)
-    assert list(map(root_of, other)) == list(map(root_of, schedules))  # slots stay where they are
+    in_two_groups = plan._replace(schedules=schedules_of(hierarchical, 8))
+    # slots stay where they are
+    assert [chunk.root for chunk in scheduled(chunks, in_two_groups, load)] == roots
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2
