@@ -96,6 +96,13 @@ class SharedOps:
         self._note(f"all-reduce ({name})", lines)
         self._last_over_nccl = {}
 
+    def announce_update(self, kind: str, options: Mapping[str, Any]) -> None:
+        """Note an optimizer's class and the numbers that it was made with: hosts compare them."""
+        if self.size > 1:
+            lines = [f"optimizer: {kind}"]
+            lines += [f"optimizer: {name}={value}" for name, value in options.items()]
+            self._note("update", lines)
+
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         """Return the sum of the tensors that all hosts give in this place of their programs.
 

@@ -7,7 +7,7 @@ for that of the whole batch.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Set
+from typing import Any, Dict, Iterator, Set
 
 import numpy as np
 
@@ -67,3 +67,14 @@ def unchanged(optimizer: Any, towers: int) -> Iterator[None]:
                 f" {towers} towers: the update of all would use what one tower left there. Compute"
                 " it in apply_gradients, from the reduced gradients, or before the towers"
             )
+
+
+def numbers_of(optimizer: Any) -> Dict[str, Any]:
+    """Return the numbers among the attributes of an optimizer, and of those in its attributes."""
+    numbers: Dict[str, Any] = {}
+    for name, value in vars(optimizer).items():
+        if isinstance(value, tf1.train.Optimizer):
+            numbers.update({f"{name}.{key}": number for key, number in numbers_of(value).items()})
+        elif isinstance(value, (bool, int, float)):
+            numbers[name] = value
+    return numbers

@@ -21,6 +21,7 @@ from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
+from .attributes import numbers_of
 from .once import update_once
 from .replicas import note_copies
 from .replicated import update_replicated, why_not_replicated, why_once
@@ -148,6 +149,8 @@ def update_towers(
     is_once = is_once or bool(reason)
     if len(towers.devices) > 1 and (is_once or update == "sharded"):
         check_variables(towers.rows, towers.devices)  # the trainer lets references be, if it can
+    if towers.cluster is not None:
+        towers.cluster.ops.announce_update(type(optimizer).__name__, numbers_of(optimizer))
     if is_once:
         given = dict(arguments or {})
         if global_step is not None:

@@ -189,7 +189,7 @@ def test_a_proxy_is_not_asked_for_the_hosts():
             "become different: 1 of 4 variables are not the same on host 0",
         ),
         (
-            {"each": {1: {"rate": 0.01}}},
+            {"tensor_rates": 0.05, "each": {1: {"tensor_rates": 0.01}}},
             "become different: 4 of 4 variables are not the same on host 0",
         ),
     ],
@@ -200,6 +200,13 @@ def test_other_weights_are_an_error_on_all_hosts(options, words):
         for host in hosts:
             text = host.error()
             assert words in text and "tower1/a" in text, text
+
+
+def test_another_learning_rate_is_an_error_before_the_first_step():
+    with job("train", 2, each={1: {"rate": 0.01}}) as hosts:
+        for host in hosts:
+            text = host.error()
+            assert "optimizer: _learning_rate=0.01" in text and "_learning_rate=0.05" in text, text
 
 
 def test_the_end_of_data_is_no_slow_hosts_last_step():

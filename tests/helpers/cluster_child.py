@@ -155,7 +155,10 @@ def model(cluster, devices, options):
         "strategy": options.get("algorithm", "flat"),
         "update": options.get("update", "replicated"),
     }
-    momentum = tf1.train.MomentumOptimizer(options.get("rate", RATE), 0.9)
+    rate = options.get("rate", RATE)
+    if "tensor_rates" in options:
+        rate = tf.constant(options["tensor_rates"])  # hosts compare numbers only
+    momentum = tf1.train.MomentumOptimizer(rate, 0.9)
     optimizer = hier_allreduce.TowerOptimizer(momentum, devices, cluster=cluster, **choices)
     train_op = optimizer.apply_gradients(rows)
     start = [cluster.broadcast(tf1.global_variables()), optimizer.init_op]
