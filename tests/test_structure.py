@@ -146,6 +146,15 @@ def test_all_public_names_are_there_and_are_no_modules():
         _ = hier_allreduce.nothing
 
 
+def test_functions_names_and_comments_keep_their_budget(monkeypatch):
+    """Stairs, pronouns and missing comments do not grow; lower a limit when its count falls."""
+    monkeypatch.syspath_prepend(str(PACKAGE.parent / "docs" / "generate"))
+    counted = importlib.import_module("counts").counts_of(PACKAGE)
+    assert counted["private functions with one caller"] <= 205
+    assert counted["pronouns among names, %"] <= 16.5
+    assert counted["comments among lines, %"] >= 1.3
+
+
 def test_dependencies_are_few_and_each_system_gets_its_tensorflow():
     project = pyproject()["project"]
     assert sorted(project["dependencies"]) == ["PyYAML", "numpy"]
