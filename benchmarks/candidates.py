@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Iterator
-from unittest import mock
+from typing import Any
 
 from baselines import BASELINES, Build, Matrix
 from ratios import OURS
 
 from hier_allreduce import Strategy, allreduce_grads
-from hier_allreduce.graph import allreduce as road
 
 WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
 MIB = 1 << 20
@@ -26,17 +23,13 @@ def all_reduce(name: str) -> Build:
     has_edges = not name.endswith(WITHOUT_EDGES)
     name = name.replace(WITHOUT_EDGES, "")
     algorithm, _, size = name.partition("/")
-    chunk_bytes = int(float(size) * MIB) if size else None
-    strategy = Strategy("auto" if algorithm == OURS else algorithm, chunk_bytes=chunk_bytes)
+    strategy = Strategy(
+        "auto" if algorithm == OURS else algorithm,
+        chunk_bytes=int(float(size) * MIB) if size else None,
+        edges=has_edges,
+    )
 
     def build(grads: Matrix, devices: Any, average: bool) -> Matrix:
-        with contextlib.nullcontext() if has_edges else _no_edges():
-            return allreduce_grads(grads, devices, average, strategy)
+        return allreduce_grads(grads, devices, average, strategy)
 
     return build
-
-
-@contextlib.contextmanager
-def _no_edges() -> Iterator[None]:
-    with mock.patch.object(road, "limit_lead", lambda *_: None):
-        yield

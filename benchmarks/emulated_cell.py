@@ -22,8 +22,17 @@ from emulation import POLL_US, plugin
 from function_step import function_step, mirrored
 from machines import Machine, copies_in, limit, load_machine
 from rounds import FUNCTION, NOTHING, Load, Step, base_of, exposed, timed_rounds
-from training_step import Pass, TrainingStep, chains, load_pass, tf1, training_step
+from training_step import (
+    Pass,
+    TrainingStep,
+    chains,
+    load_pass,
+    tf1,
+    training_step,
+    updating_step,
+)
 
+UPDATE = "update="  # begins the name of a step of a TowerOptimizer
 TIMER_SLACK = 29  # of prctl
 PRECISE, MOST_TRIES = 0.05, 6  # of an op's price
 
@@ -109,8 +118,11 @@ def _built(
         about = {"build_s": round(time.perf_counter() - started, 2)}
         step()  # Grappler works in the first step
         return step, about
-    reduce = None if name == NOTHING else all_reduce(name)
-    built = training_step(work, devices, reduce, cell.average)
+    if name.startswith(UPDATE):
+        built = updating_step(work, devices, name[len(UPDATE) :])
+    else:
+        reduce = None if name == NOTHING else all_reduce(name)
+        built = training_step(work, devices, reduce, cell.average)
     build_s = round(time.perf_counter() - started, 2)
     limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
     return _runner(built, len(devices), cell.scale), {

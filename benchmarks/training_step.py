@@ -18,6 +18,8 @@ import tensorflow as tf
 from baselines import Build, Matrix
 from shapes import GradientShape, load_model
 
+import hier_allreduce
+
 tf1 = tf.compat.v1
 raw = tf.raw_ops
 
@@ -158,6 +160,31 @@ def add_step(
     for number, (device, row) in enumerate(zip(devices, rows)):
         updates += [_update(number, n, device, grad, variables) for n, grad in enumerate(row)]
     return tf.group(*updates), variables
+
+
+def updating_step(work: Pass, devices: List[str], update: str) -> TrainingStep:
+    """Return the step of a ``TowerOptimizer`` with one of its updates, which copies variables."""
+    tower_variables: List[Variable] = []
+    rows = []
+    with tf.Graph().as_default() as graph:
+        sgd = tf1.train.GradientDescentOptimizer(0.1)
+        optimizer = hier_allreduce.TowerOptimizer(sgd, devices, average=True, update=update)
+        for number, device in enumerate(devices):
+            grads = _gradients(work, number, Tower(number, device), tower_variables)
+            with tf.device(device), tf1.variable_scope(f"tower{number}", use_resource=True):
+                own = [
+                    tf1.get_variable(f"variable{n}", shape.shape, initializer=_empty)
+                    for n, shape in enumerate(work.shapes)
+                ]
+            rows.append(list(zip(grads, own)))
+        step = optimizer.apply_gradients(rows)
+        made = [variable.fill() for variable in tower_variables]
+        with tf.control_dependencies([tf1.global_variables_initializer(), *made]):
+            return TrainingStep(graph, step, tf.group(optimizer.init_op))
+
+
+def _empty(shape: Any, dtype: Any = tf.float32, partition_info: Any = None) -> Any:
+    return raw.Empty(shape=list(shape), dtype=dtype)
 
 
 def _gradients(work: Pass, number: int, tower: Tower, variables: List[Variable]) -> List[Any]:

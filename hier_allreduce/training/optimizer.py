@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -11,6 +10,7 @@ import tensorflow as tf
 from ..compat import builds_for_session, outer_graph, outside_control_flow, tf1, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import device_strings
+from ..graph.columns import check_names
 from ..graph.names import check_scope
 from ..planning import Strategy, strategy_from
 from .attributes import unchanged
@@ -29,9 +29,12 @@ from .update import check_optimizer, check_options, check_variables, update_towe
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
-_log = logging.getLogger("hier_allreduce")
 # a variable that init_op writes: in no collection, so that nothing else initializes or saves it
 _STARTED = "hier_allreduce_started"
+_OPTIONS = (
+    *("average", "strategy", "update", "transform"),
+    *("broadcast_every", "check_replicas_every", "cluster"),
+)
 
 
 class TowerOptimizer:
@@ -74,6 +77,7 @@ class TowerOptimizer:
         broadcast_every: int = 0,
         check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
+        **unknown: Any,
     ):
         """Check the options. This adds no ops.
 
@@ -103,11 +107,13 @@ class TowerOptimizer:
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
+            unknown: misspelled options; the error names ours.
 
         Raises:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
                 optimizer.
         """
+        check_names(unknown, "TowerOptimizer", _OPTIONS)
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
