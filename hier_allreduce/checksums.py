@@ -1,4 +1,4 @@
-"""Checksums by which towers, and hosts, compare variables to the bit without sending them."""
+"""Checksums by which towers, and hosts, compare variables to the bit."""
 
 from __future__ import annotations
 

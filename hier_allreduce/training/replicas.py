@@ -250,17 +250,23 @@ class Drift(NamedTuple):
 def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
     """Return a function that compares all towers in a session; its ops are added now.
 
-    Two checksums of each variable are compared, so that 16 bytes of it leave its device.
+    Two checksums of each variable are compared. The host computes them one after another, because
+    they need more memory than the variable.
     """
     compared = [column for column in zip(*copies) if column[0].dtype.base_dtype != tf.string]
-    rows = []
-    for tower, device in enumerate(devices):
-        with tf1.device(device):
-            sums = [checksum_of(column[tower].read_value()) for column in compared]
-            rows.append(tf.stack(sums) if sums else tf.zeros([0, 2], tf.int64))
+    rows: List[List[Any]] = [[] for _ in devices]  # K×V
+    before: List[Any] = []
+    for column in compared:
+        for var, device, row in zip(column, devices, rows):
+            with tf.control_dependencies(before):
+                with tf1.device(device):
+                    value = var.read_value()
+                with tf1.device("/cpu:0"):
+                    row.append(checksum_of(value))
+            before = [row[-1]]
 
     def compare(session: Any) -> Drift:
-        sums = np.asarray(session.run(rows))  # K×V×2
+        sums = np.reshape(session.run(rows), [len(rows), -1, 2])  # K×V×2
         are_other = (sums != sums[0]).any(axis=2)
         names = [compared[n][0].op.name for n in np.flatnonzero(are_other.any(axis=0))]
         towers = np.flatnonzero(are_other.any(axis=1))
