@@ -259,7 +259,8 @@ def test_flags_counts_and_texts_are_copied(graph):
                 f"tower{tower}/{name}", initializer=value, use_resource=True, collections=model
             )
             variables[tower].append(variable)
-    with started(optimizer.init_op) as sess:
+    with started() as sess:  # which places the variables, some of them on the CPU
+        sess.run(optimizer.init_op)
         first, second = sess.run(variables)
         assert first == second
 
