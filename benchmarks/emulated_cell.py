@@ -150,6 +150,8 @@ def _runner(built: TrainingStep, towers: int, scale: float) -> Step:
     config.gpu_options.polling_active_delay_usecs = int(POLL_US * scale)
     session = tf1.Session(graph=built.graph, config=config)
     session.run(built.fill)
+    if built.start is not None:
+        session.run(built.start)
     step = session.make_callable(built.step)
     step()  # Grappler works in the first step
     return step  # type: ignore[no-any-return]

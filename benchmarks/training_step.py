@@ -121,11 +121,12 @@ NewTower = Callable[[int, str], Tower]
 
 
 class TrainingStep(NamedTuple):
-    """A graph, the op that runs a step, and the op that fills the variables."""
+    """A graph, the op that runs a step, and those that fill the variables and copy them."""
 
     graph: Any
     step: Any
     fill: Any
+    start: Any = None
 
 
 def training_step(
@@ -179,8 +180,8 @@ def updating_step(work: Pass, devices: List[str], update: str) -> TrainingStep:
             rows.append(list(zip(grads, own)))
         step = optimizer.apply_gradients(rows)
         made = [variable.fill() for variable in tower_variables]
-        with tf.control_dependencies([tf1.global_variables_initializer(), *made]):
-            return TrainingStep(graph, step, tf.group(optimizer.init_op))
+        fill = tf.group(tf1.global_variables_initializer(), *made)
+        return TrainingStep(graph, step, fill, optimizer.init_op)
 
 
 def _empty(shape: Any, dtype: Any = tf.float32, partition_info: Any = None) -> Any:
