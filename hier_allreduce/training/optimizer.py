@@ -16,12 +16,11 @@ from ..planning import Strategy, strategy_from
 from .attributes import unchanged
 from .replicas import (
     Drift,
+    PeriodicComparison,
     broadcast,
-    check_equal,
     comparison,
     copies_by_name,
     copies_of_model,
-    is_step_to_compare,
 )
 from .towers import Pairs, ReplicatedVariables, Towers, Transform
 from .update import check_optimizer, check_options, check_variables, update_towers
@@ -347,11 +346,12 @@ class _Hook(tf1.train.SessionRunHook):
     def __init__(self, owner: TowerOptimizer):
         self._owner = owner
         self._steps = 0
-        self._equal_after = 0  # the last step after which all towers were equal
 
     def begin(self) -> None:
         self._start = self._owner.init_op
-        self._compare = self._owner._op(comparison, _known)
+        owner = self._owner
+        compare = owner._op(comparison, _known)
+        self._comparison = PeriodicComparison(compare, owner._check_every, owner._cluster)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._owner._cluster:
@@ -362,10 +362,6 @@ class _Hook(tf1.train.SessionRunHook):
         owner = self._owner
         session = run_context.session
         self._steps += 1
-        if is_step_to_compare(self._steps, owner._check_every):
-            check_equal(self._compare(session), self._steps, self._equal_after)
-            self._equal_after = self._steps
-            if owner._cluster:
-                owner._cluster.check_weights(session)
+        self._comparison.after_step(self._steps, session)
         if owner._broadcast_every and self._steps % owner._broadcast_every == 0:
             session.run(self._start)

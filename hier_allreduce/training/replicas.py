@@ -300,3 +300,28 @@ def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
     if every is None:
         return step & (step - 1) == 0 or step % 1000 == 0
     return bool(every) and step % every == 0
+
+
+class PeriodicComparison:
+    """Compares towers, and hosts, after some steps of a training; a difference is an error.
+
+    Args:
+        compare: from :func:`comparison`.
+        every: a number of steps, as of :func:`is_step_to_compare`.
+        cluster: of several hosts, which all have to count the same steps.
+    """
+
+    def __init__(self, compare: Callable[[Any], Drift], every: Optional[int], cluster: Any):
+        self._compare = compare
+        self._every = every
+        self._cluster = cluster
+        self._equal_after = 0  # the last step after which all towers were equal
+
+    def after_step(self, step: int, session: Any) -> None:
+        """Compare if the step, counted from 1, is one to compare."""
+        if not is_step_to_compare(step, self._every):
+            return
+        check_equal(self._compare(session), step, self._equal_after)
+        self._equal_after = step
+        if self._cluster is not None:
+            self._cluster.check_weights(session)

@@ -25,13 +25,7 @@ from ...graph.columns import checked_pairs, grads_in, variables_in, warn_of_refe
 from ...graph.measuring import hook
 from ...planning import Strategy, strategy_from
 from ...training.attributes import unchanged
-from ...training.replicas import (
-    broadcast,
-    check_equal,
-    comparison,
-    copies_by_name,
-    is_step_to_compare,
-)
+from ...training.replicas import PeriodicComparison, broadcast, comparison, copies_by_name
 from ...training.towers import Pairs, ReplicatedVariables, Towers, Transform
 from ...training.update import check_optimizer, check_options, update_towers
 from .accumulation import with_ordered_accumulation
@@ -295,7 +289,8 @@ class HierarchicalTrainer(SingleCostTrainer):
         )
         at_epochs.name_scope = "SyncVariables"
         compare = comparison(copies, self.devices)
-        callbacks = [at_epochs, _CompareTowers(compare, self.cluster, self._check_every)]
+        periodic = PeriodicComparison(compare, self._check_every, self.cluster)
+        callbacks = [at_epochs, _CompareTowers(periodic)]
         if self._broadcast_every:
             callbacks.append(
                 PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every)
@@ -325,22 +320,13 @@ class HierarchicalTrainer(SingleCostTrainer):
 class _CompareTowers(Callback):
     """Ends the training with an error if towers, or hosts, are not equal."""
 
-    def __init__(
-        self, compare: Callable[[Any], Any], cluster: Optional[Cluster], every: Optional[int]
-    ):
-        self._compare = compare
-        self._cluster = cluster
-        self._every = every
+    def __init__(self, comparison: PeriodicComparison):
+        self._comparison = comparison
         self._steps = 0
-        self._equal_after = 0
 
     def _trigger_step(self) -> None:
         self._steps += 1
-        if is_step_to_compare(self._steps, self._every):
-            check_equal(self._compare(self.trainer.sess), self._steps, self._equal_after)
-            self._equal_after = self._steps
-            if self._cluster is not None:
-                self._cluster.check_weights(self.trainer.sess)
+        self._comparison.after_step(self._steps, self.trainer.sess)
 
 
 def _check_names(unknown: Mapping[str, Any]) -> None:
