@@ -212,14 +212,24 @@ class TowerNames:
 
 def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return an op that copies tower 0's variables to the other towers."""
-    with tf1.device(devices[0]):
-        values = [var.read_value() for var in copies[0]]
+    values = []
+    for var in copies[0]:
+        with _device_of(var):
+            values.append(var.read_value())
     assigned = []
-    for tower, row in enumerate(copy_from_tower_0(values, devices)):
-        with tf1.device(devices[tower]):
-            others = zip(copies[tower], row) if tower else []
-            assigned += [var.assign(value).op for var, value in others]
+    for variables, row in zip(copies[1:], copy_from_tower_0(values, devices)[1:]):
+        for var, value in zip(variables, row):
+            with _device_of(var):
+                assigned.append(var.assign(value).op)
     return tf.group(*assigned)
+
+
+def _device_of(var: Any) -> Any:
+    """Return a context for ops of a variable: the tower's GPU may have no kernel of its dtype.
+
+    TensorFlow places the ops of a variable without a device where it places the variable.
+    """
+    return tf1.device(var.device or None)
 
 
 class Drift(NamedTuple):
@@ -257,9 +267,9 @@ def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[
     rows: List[List[Any]] = [[] for _ in devices]  # K×V
     before: List[Any] = []
     for column in compared:
-        for var, device, row in zip(column, devices, rows):
+        for var, row in zip(column, rows):
             with tf.control_dependencies(before):
-                with tf1.device(device):
+                with _device_of(var):
                     value = var.read_value()
                 with tf1.device("/cpu:0"):
                     row.append(checksum_of(value))

@@ -259,8 +259,9 @@ def test_flags_counts_and_texts_are_copied(graph):
                 f"tower{tower}/{name}", initializer=value, use_resource=True, collections=model
             )
             variables[tower].append(variable)
-    with started() as sess:  # which places the variables, some of them on the CPU
-        sess.run(optimizer.init_op)
+    init_op = optimizer.init_op  # TensorFlow places the variables later, some of them on the CPU
+    with started() as sess:
+        sess.run(init_op)
         first, second = sess.run(variables)
         assert first == second
 

@@ -164,6 +164,7 @@ def test_towers(measured):
     facts = measured("tower-0-sum", "towers", "--devices", "3", "--steps", "60")
     assert (facts.front_end, facts.towers, facts.gpus) == ("towers", 3, False)
     assert facts.plan == facts.plans["auto"]
+    assert facts.cost.startswith("step ") and " ms; after the pass " in facts.cost
 
 
 def test_tensorpack(measured):
@@ -172,12 +173,14 @@ def test_tensorpack(measured):
     arguments = ("tensorpack_resnet", "--devices", "2", "--steps", "60", *SMALL)
     facts = measured("tensorpack-cpu", *arguments)
     assert (facts.front_end, facts.update, facts.towers) == ("tensorpack", "replicated", 2)
+    assert facts.cost.startswith("step ")
 
 
 @pytest.mark.tf2
 def test_keras(measured):
     facts = measured("ReductionToOneDevice", "keras_mirrored", "--devices", "2", "--epochs", "3")
     assert (facts.front_end, facts.towers) == ("keras", 2)
+    assert not facts.cost  # a function has no trace
 
 
 UNCHANGED = """

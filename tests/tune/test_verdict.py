@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hier_allreduce.commands.tune.candidates import AS_IT_IS, Candidate
+from hier_allreduce.commands.tune.protocol import ProgramFacts
 from hier_allreduce.commands.tune.report import as_json, report
 from hier_allreduce.commands.tune.run import Run
 from hier_allreduce.commands.tune.verdict import verdict
@@ -172,6 +173,15 @@ def test_a_candidate_that_hangs_once_is_not_measured():
     found = verdict([*runs_with(now=QUIET, flat=[90] * 6, tree=[101] * 6), hung])
     assert found.best is None and len(found.sentences) == 2
     assert report(found).splitlines()[2].split() == ["flat", "hung:", "no", "step"]
+
+
+def test_the_cost_of_the_first_run_has_a_line():
+    facts = ProgramFacts(cost="step 10.0 ms; after the pass 1.0 ms")
+    first = Run(Candidate(), [0.5], 0, Path("log"), facts=facts)
+    found = verdict([first, *runs_with(now=QUIET, flat=QUIET)])
+    assert f"step 10 of the program as it is, traced: {facts.cost}" in report(found).splitlines()
+    assert as_json(found)["cost"] == facts.cost
+    assert "traced" not in report(verdict(runs_with(now=QUIET, flat=QUIET)))
 
 
 def test_json_has_the_same():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from ...graph.measuring import Hook, Rows, use
 from ...planning import Strategy
 from ...planning.chunks import Load
 from .protocol import ProgramFacts, Request
+from .step_cost import trace_step
 
 KEPT = ("sparse", "missing", "wire_dtype", "edges")  # the program's choices that candidates keep
 
@@ -40,6 +42,8 @@ class MeasuredProgram(Hook):
         self._request = request
         self._facts = ProgramFacts()
         self._timed: Any = weakref.WeakSet()  # the graphs that have a clock
+        if request.traced:
+            trace_step(request.traced, Path(request.clock), self._tell_cost)
 
     def peer(self, front_end: str, update: str = "replicated") -> str:
         """Return the peer of the request, and note the front end."""
@@ -115,6 +119,9 @@ class MeasuredProgram(Hook):
         waited = [] if written is None else [written]
         with tf.device(tensor.device), tf.control_dependencies(waited):
             return tf.identity(tensor)
+
+    def _tell_cost(self, line: str) -> None:
+        self._note(self._facts._replace(cost=line))
 
     def _note(self, facts: ProgramFacts) -> None:
         self._facts = facts

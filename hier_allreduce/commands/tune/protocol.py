@@ -26,12 +26,14 @@ class Request(NamedTuple):
         changes: fields of :class:`hier_allreduce.Strategy`, instead of the program's.
         clock: the path of the file that gets a line at every step.
         strategies: changes of other candidates by their names; the program tells their plans.
+        traced: the number of the step whose cost the program tells, from 1; 0 for none.
     """
 
     peer: str
     changes: Dict[str, Any]
     clock: str
     strategies: Dict[str, Dict[str, Any]] = {}  # noqa: RUF012  no one changes it
+    traced: int = 0
 
     @property
     def text(self) -> str:
@@ -66,6 +68,7 @@ class ProgramFacts(NamedTuple):
         plan: a text that differs between plans; of two all-reduces, that with more bytes.
         plans: the same text for each of the request's ``strategies`` that fits K towers.
         kept: the program's own choices that all candidates of ours keep.
+        cost: of the step that was traced, in a line.
     """
 
     front_end: str = "towers"
@@ -76,6 +79,7 @@ class ProgramFacts(NamedTuple):
     plan: str = ""
     plans: Dict[str, str] = {}  # noqa: RUF012  no one changes it
     kept: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
+    cost: str = ""
 
     @classmethod
     def read(cls, clock: str) -> ProgramFacts:

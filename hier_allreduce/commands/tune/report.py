@@ -7,7 +7,9 @@ from typing import Any, Dict, List, Sequence
 import yaml
 
 from ...formatting import table
+from .candidates import AS_IT_IS
 from .ratio import LEAST_PAIRS
+from .run import TRACED
 from .verdict import Row, Verdict
 
 WRITTEN_BY_TUNE = "# written by hier-allreduce tune, which may write it again"
@@ -22,7 +24,8 @@ def report(verdict: Verdict) -> str:
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
     lines += [_line(row, row is verdict.best) for row in verdict.rows]
     parts = [table(lines), _LEGEND]
-    # what else is known of the program's step has its paragraph here
+    if verdict.cost:
+        parts.append(f"step {TRACED} of {AS_IT_IS}, traced: {verdict.cost}")
     if verdict.left_out:
         parts.append("left out:\n" + _reasons(verdict.left_out))
     parts.append("\n".join(verdict.sentences))
@@ -62,6 +65,7 @@ def as_json(verdict: Verdict) -> Dict[str, Any]:
         "left_out": verdict.left_out,
         "best": verdict.best and verdict.best.candidate.name,
         "sentences": verdict.sentences,
+        "cost": verdict.cost,
     }
 
 

@@ -24,6 +24,7 @@ from .progress import Progress
 from .protocol import ProgramFacts, Request
 
 LEFT_OUT = 10  # steps: compilation, caches, the first batches
+TRACED = LEFT_OUT  # the last of them
 WINDOW = 20  # steps
 LEAST = LEFT_OUT + WINDOW + 1  # steps of a run
 MOST = LEFT_OUT + 100 * WINDOW + 1
@@ -170,7 +171,9 @@ class Runner:
         name = self._folder / f"{self._number}-{candidate.name.replace(' ', '-')}"
         clock = _Clock(name.with_suffix(".clock"))
         output = name.with_suffix(".log")
-        request = Request(candidate.peer, candidate.changes, str(clock.path), strategies or {})
+        traced = 0 if round else TRACED
+        told = (candidate.peer, candidate.changes, str(clock.path), strategies or {}, traced)
+        request = Request(*told)
         process = self._started(request.text, output)
         try:
             fault = self._wait(process, clock, seconds, candidate.name)

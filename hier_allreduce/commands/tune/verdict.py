@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, log
 from statistics import mean
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .candidates import AS_IT_IS, Candidate
 from .ratio import LEAST_PAIRS, Ratio, ratio
@@ -40,24 +40,37 @@ class Row(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The rows of all candidates, the one to use instead of the program as it is, and sentences."""
+    """What all runs tell.
+
+    Attributes:
+        rows: of all candidates.
+        best: the row to use instead of the program as it is.
+        sentences: what to do, and how each row compares.
+        left_out: why candidates have no run, by their names.
+        cost: what the tenth step of the program as it is cost, in a line; empty if it has no trace.
+    """
 
     rows: List[Row]
     best: Optional[Row]
     sentences: List[str]
     left_out: Dict[str, str]
+    cost: str = ""
 
 
 def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> Verdict:
     """Return the verdict on the runs of all candidates."""
     rows = _compared(_rows(runs))
-    left_out = left_out or {}
-    measured = [row for row in rows if row.runs]
+    best, sentences = _conclusion([row for row in rows if row.runs])
+    cost = next((run.facts.cost for run in runs if run.facts.cost), "")
+    return Verdict(rows, best, sentences, left_out or {}, cost)
+
+
+def _conclusion(measured: Sequence[Row]) -> Tuple[Optional[Row], List[str]]:
+    """Return the best of the rows that have runs, and the sentences about all of them."""
     if not measured:
-        return Verdict(rows, None, ["nothing was measured"], left_out)
+        return None, ["nothing was measured"]
     if len(measured) == 1:
-        sentence = f"nothing to compare: only {measured[0].title} was measured"
-        return Verdict(rows, None, [sentence], left_out)
+        return None, [f"nothing to compare: only {measured[0].title} was measured"]
     base, others = measured[0], measured[1:]
     best = _best(others)
     sentences = [_beside(row, base) for row in others]
@@ -68,7 +81,7 @@ def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> V
         sentences.insert(0, f"use {best.title}, and not {AS_IT_IS}")
     else:
         sentences.insert(0, f"keep {AS_IT_IS}: {_why_keep(others)}")
-    return Verdict(rows, best, sentences, left_out)
+    return best, sentences
 
 
 def _rows(runs: Sequence[Run]) -> List[Row]:

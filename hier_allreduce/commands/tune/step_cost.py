@@ -1,0 +1,52 @@
+"""Inside the user's program: the trace of one step, which tells what that step cost.
+
+The program makes its steps itself, so :func:`trace_step` wraps ``Session.run`` until that step is
+over. A ``tf.function``, and so Keras, runs no session, and has no such trace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from ...compat import tf1
+from ...errors import AuditError
+
+
+def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
+    """Trace the step with a number, counted from 1, when the program makes it.
+
+    Args:
+        number: of the step.
+        clock: the file that gets a line at every step.
+        tell: gets the step's cost in a line.
+    """
+    run = tf1.Session.run
+
+    def traced_run(
+        session: Any,
+        fetches: Any,
+        feed_dict: Optional[Any] = None,
+        options: Optional[Any] = None,
+        run_metadata: Optional[Any] = None,
+    ) -> Any:
+        made = clock.read_bytes().count(b"\n") if clock.exists() else 0
+        if made >= number:
+            tf1.Session.run = run
+        if made != number - 1:
+            return run(session, fetches, feed_dict, options, run_metadata)
+        with_trace = tf1.RunOptions()
+        with_trace.CopyFrom(options or with_trace)
+        with_trace.trace_level = tf1.RunOptions.FULL_TRACE
+        metadata = tf1.RunMetadata() if run_metadata is None else run_metadata
+        values = run(session, fetches, feed_dict, with_trace, metadata)
+        # not imported before, because this module is loaded while the all-reduce is being imported
+        from ...auditing import cost
+
+        try:
+            tell(cost(metadata, session.graph).summary)
+        except AuditError:  # another run than that of the step, such as one that fills a queue
+            pass
+        return values
+
+    tf1.Session.run = traced_run
