@@ -59,8 +59,8 @@ HOSTS = [0.2, 0.8]
 # A cell is refused above these limits.
 MOST_OTHER_CORES = 0.25  # that other programs use
 # Linux takes 50 ms of each second from real-time threads if another program wants a core
-# (sched_rt_runtime_us). A thread that was due and did not run for half of that stood in such a hole;
-# shorter ones are threads of the cell that wait for each other. Milliseconds of this machine.
+# (sched_rt_runtime_us). A thread that was due and did not run for half of that stood in such a
+# hole; shorter ones are threads of the cell that wait for each other. In ms of this machine.
 MOST_GAP_MS = 25.0
 MOST_OP_ERROR = 0.15  # of the price of an op
 

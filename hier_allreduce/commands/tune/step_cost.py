@@ -6,6 +6,7 @@ over. A ``tf.function``, and so Keras, runs no session, and has no such trace.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -43,10 +44,8 @@ def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
         # not imported before, because this module is loaded while the all-reduce is being imported
         from ...auditing import cost
 
-        try:
+        with contextlib.suppress(AuditError):  # another run, such as one that fills a queue
             tell(cost(metadata, session.graph).summary)
-        except AuditError:  # another run than that of the step, such as one that fills a queue
-            pass
         return values
 
     tf1.Session.run = traced_run
