@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from baselines import BASELINES, Build, Matrix
-from ratios import OURS
+from ratios import OURS, WITHOUT_EDGES
 
 from hier_allreduce import Strategy, allreduce_grads
 
-WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
 MIB = 1 << 20
 
 

@@ -30,12 +30,11 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from anchors import anchors_table, to_emulate
 from baselines import OF_8_TOWERS
-from candidates import WITHOUT_EDGES
 from emulated_cell import Cell
 from emulation import environment
 from machines import load_machine
 from picture import draw
-from ratios import OURS, PEERS
+from ratios import OURS, PEERS, WITHOUT_EDGES
 from rounds import FUNCTION
 from sweep import sweep_table, swept
 from tables import cell_table, summary

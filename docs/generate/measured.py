@@ -22,7 +22,6 @@ sys.path.insert(0, str(TOP / "benchmarks"))
 import anchors as anchoring  # noqa: E402  the line above shows where it is
 import ratios  # noqa: E402
 from rounds import FUNCTION  # noqa: E402
-from sweep import score_of_rule  # noqa: E402
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
@@ -177,26 +176,48 @@ def ratio_sentence():
     return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best peer."
 
 
+def swept_cells():
+    """Return the cells in which the rule's choice ran beside other algorithms."""
+    cells = []
+    for path in sorted(PUBLISHED.glob("sweep/*.json")):
+        cells += json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return cells
+
+
 def sweep_sentence():
     """Return a sentence about the rule's score in the cells that were swept."""
-    scores = {}
-    lacking = 0
-    for path in sorted(PUBLISHED.glob("sweep/*.json")):
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            score = score_of_rule(cell)
-            lacking += score is None
-            if score is not None:
-                place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
-                scores[place] = max(score, scores.get(place, 0))
-    if not scores:
+    score_by_place = {}
+    for cell in swept_cells():
+        place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
+        names = [name for name in cell["contenders"] if not name.endswith(ratios.WITHOUT_EDGES)]
+        score = ratios.exposed_ratio(cell, OURS, ratios.best(cell, names))
+        score_by_place[place] = max(score, score_by_place.get(place, 0))
+    if not score_by_place:
         return "No calibrated sweep is published yet."
-    machine, model, pass_ms, host = max(scores, key=scores.__getitem__)
-    without = f" {lacking} other cells lack the rule's candidate." if lacking else ""
+    machine, model, pass_ms, host = max(score_by_place, key=score_by_place.__getitem__)
+    scores = score_by_place.values()
     return (
-        f"In {len(scores)} emulated cells, the rule adds {statistics.median(scores.values()):.2f}"
-        f" of what the best candidate adds, in the median, and {max(scores.values()):.2f} at most,"
-        f" for {MODELS[model]} on `{machine}`, pass {pass_ms:g} ms, host {host}.{without}"
+        f"In {len(scores)} emulated cells, the rule adds {statistics.median(scores):.2f}"
+        f" of what the best candidate adds, in the median, and {max(scores):.2f} at most,"
+        f" for {MODELS[model]} on `{machine}`, pass {pass_ms:g} ms, host {host}."
     )
+
+
+EDGES = ("flat/4", "flat/4 without edges", "hierarchical/4", "hierarchical/4 without edges")
+
+
+def edges_table():
+    """Return the table of one group and of two, with and without control edges."""
+    rows = [["emulated: exposed, ms", "pass, ms", *EDGES]]
+    pairs = {}  # of the hosts' shares
+    for cell in swept_cells():
+        if EDGES[1] in cell["contenders"]:
+            pairs.setdefault((cell["machine"], cell["pass_ms"]), []).append(cell)
+    for (machine, pass_ms), cells in pairs.items():
+        # below 200 MB ours is flat/4
+        exposures = [exposed(cells, name if name != EDGES[0] else OURS) for name in EDGES]
+        rows.append([f"`{machine}`", f"{pass_ms:g}", *exposures])
+    return markdown(rows)
 
 
 def about():
@@ -230,6 +251,7 @@ TABLES = {
     "anchors": anchors_table,
     "ratios": ratio_sentence,
     "sweep": sweep_sentence,
+    "edges": edges_table,
     "about": about,
 }
 
