@@ -104,7 +104,7 @@ def fault_of(result: Dict[str, Any]) -> Optional[str]:
     """Return why a result is refused; None if it is not."""
     others, gap = result["other_cores"], result["longest_gap_ms"]
     asked = load_machine(result["machine"]).op_us
-    if others > MOST_OTHER_CORES:
+    if others is not None and others > MOST_OTHER_CORES:
         return f"other programs used {others:.2f} cores"
     if gap * result["scale"] > MOST_GAP_MS:
         return f"a thread was due and did not run for {gap * result['scale']:.0f} ms"

@@ -5,14 +5,13 @@ A round runs one step of each all-reduce, in random order, so that other load me
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
+import resource
 import statistics
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping
-
-import psutil
 
 Step = Callable[[], Any]
 NOTHING = "no all-reduce"
@@ -65,31 +64,31 @@ def exposed(
 
 
 class Load:
-    """How many cores other programs use, from its beginning on.
-
-    Their own times are added up, because the kernel's count of busy cores is taken at its ticks,
-    and threads that sleep until a time wake up there: it counted half a core of a machine on which
-    nothing else ran.
-    """
+    """How many cores other programs use, from its beginning on; None where Linux' /proc is not."""
 
     def __init__(self) -> None:
         """Begin now."""
         self._began = time.perf_counter()
-        self._seconds = _seconds_of_others()
+        self._of_all, self._own = _busy_seconds(), _own_seconds()
 
-    def of_others(self) -> float:
+    def of_others(self) -> Any:
         """Return the cores of other programs, on average since the beginning."""
-        used = 0.0
-        for process, seconds in _seconds_of_others().items():
-            used += seconds - self._seconds.get(process, 0.0)
-        return round(max(0.0, used) / (time.perf_counter() - self._began), 3)
+        if self._of_all is None:
+            return None
+        others = (_busy_seconds() or 0) - self._of_all - (_own_seconds() - self._own)
+        return round(max(0.0, others) / (time.perf_counter() - self._began), 3)
 
 
-def _seconds_of_others() -> Dict[int, float]:
-    """Return the seconds of a core that each other process and its ended children have used."""
-    seconds = {}
-    for process in psutil.process_iter():
-        if process.pid != os.getpid():
-            with contextlib.suppress(psutil.Error):  # it has ended
-                seconds[process.pid] = sum(process.cpu_times()[:4])
-    return seconds
+def _busy_seconds() -> Any:
+    """Return the seconds for which all cores together were busy since the machine's start."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    of_all_cores = stat.read_text("utf-8").splitlines()[0].split()[1:9]
+    user, nice, system, _, _, irq, soft_irq, steal = map(int, of_all_cores)  # not idle, not waiting
+    return (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
