@@ -50,6 +50,7 @@ MACHINES = {
 }
 MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
 PASSES_MS = (60, 20)
+UPDATES = ("replicated", "once", "sharded")
 NOTHING_YET = "No calibrated cell is published yet."
 
 
@@ -156,6 +157,27 @@ def anchors_table():
     return markdown(rows)
 
 
+def errors_sentence():
+    """Return a sentence about the errors of the anchors: how many are small, and what lacks."""
+    found = anchoring.anchors([cell for run in runs() for cell in run["cells"]])
+    if not found:
+        return NOTHING_YET
+    near = sum(abs(anchor.error) <= 0.25 for anchor in found)
+    lacking = {}  # ms by machine and all-reduce
+    for anchor in found:
+        real_ms = statistics.median(anchor.real_ms)
+        by_name = lacking.setdefault(anchor.place.machine, {})
+        by_name.setdefault(anchor.name, []).append(real_ms - anchor.emulated_ms)
+    parts = []
+    for machine, by_name in lacking.items():
+        words = [f"{name} {statistics.median(ms):+.1f}" for name, ms in by_name.items()]
+        parts.append(f"on `{machine}` {', '.join(words)}")
+    return (
+        f"{near} of {len(found)} errors are at most 25 %. Real minus emulated, in ms, the median of"
+        f" the hosts: {'; '.join(parts)}."
+    )
+
+
 # ---- sentences -----------------------------------------------------------------------------------
 
 
@@ -176,10 +198,10 @@ def ratio_sentence():
     return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best peer."
 
 
-def swept_cells():
-    """Return the cells in which the rule's choice ran beside other algorithms."""
+def cells_in(pattern):
+    """Return the cells of the published files with such a name."""
     cells = []
-    for path in sorted(PUBLISHED.glob("sweep/*.json")):
+    for path in sorted(PUBLISHED.glob(pattern)):
         cells += json.loads(path.read_text(encoding="utf-8"))["cells"]
     return cells
 
@@ -187,7 +209,7 @@ def swept_cells():
 def sweep_sentence():
     """Return a sentence about the rule's score in the cells that were swept."""
     score_by_place = {}
-    for cell in swept_cells():
+    for cell in cells_in("sweep/*.json"):
         place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
         names = [name for name in cell["contenders"] if not name.endswith(ratios.WITHOUT_EDGES)]
         score = ratios.exposed_ratio(cell, OURS, ratios.best(cell, names))
@@ -210,13 +232,35 @@ def edges_table():
     """Return the table of one group and of two, with and without control edges."""
     rows = [["emulated: exposed, ms", "pass, ms", *EDGES]]
     pairs = {}  # of the hosts' shares
-    for cell in swept_cells():
+    for cell in cells_in("sweep/*.json"):
         if EDGES[1] in cell["contenders"]:
             pairs.setdefault((cell["machine"], cell["pass_ms"]), []).append(cell)
     for (machine, pass_ms), cells in pairs.items():
         # below 200 MB ours is flat/4
         exposures = [exposed(cells, name if name != EDGES[0] else OURS) for name in EDGES]
         rows.append([f"`{machine}`", f"{pass_ms:g}", *exposures])
+    return markdown(rows)
+
+
+def updates_table():
+    """Return the table of a TowerOptimizer's updates: the all-reduce and all copies of a step."""
+    return side_by_side(cells_in("updates/*.json"), {f"update={name}": name for name in UPDATES})
+
+
+def embeddings_table():
+    """Return the table of an embedding whose rows are more bytes than the table itself."""
+    names = ("ours rows", "ours dense", "tensorpack", "tensorpack gpu")
+    return side_by_side(cells_in("embeddings/word_embeddings.json"), {name: name for name in names})
+
+
+def side_by_side(cells, column_by_name):
+    """Return a table with a row for each machine; two numbers are for two shares of the host."""
+    rows = [["emulated: exposed, ms", *column_by_name.values()]]
+    cells_by_machine = {}
+    for cell in cells:
+        cells_by_machine.setdefault(cell["machine"], []).append(cell)
+    for machine, of_machine in cells_by_machine.items():
+        rows.append([f"`{machine}`", *(exposed(of_machine, name) for name in column_by_name)])
     return markdown(rows)
 
 
@@ -249,9 +293,12 @@ TABLES = {
     "short": short_table,
     "long": long_table,
     "anchors": anchors_table,
+    "errors": errors_sentence,
     "ratios": ratio_sentence,
     "sweep": sweep_sentence,
     "edges": edges_table,
+    "updates": updates_table,
+    "embeddings": embeddings_table,
     "about": about,
 }
 
