@@ -10,23 +10,22 @@ has what was measured so far. Each ratio is defined in ``benchmarks/ratios.py``.
 
 import functools
 import json
-import re
 import statistics
 import sys
 from collections import Counter
-from pathlib import Path
 
-TOP = Path(__file__).parents[2]
+from page_tables import TOP, PageTables, markdown
+
+# benchmarks/ is no package, so its modules are found by this path.
 sys.path.insert(0, str(TOP / "benchmarks"))
 
-import anchors as anchoring  # noqa: E402  the line above shows where it is
-import ratios  # noqa: E402
-from rounds import FUNCTION  # noqa: E402
+import anchors as anchoring
+import ratios
+from rounds import FUNCTION
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
-BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 OURS = ratios.OURS
 SHORT = {  # columns of README's table
@@ -101,7 +100,7 @@ def short_table():
     for machine, _, pass_ms, cells in places(["resnet50"]):
         numbers = [exposed(cells, name) for name in SHORT]
         rows.append([f"{MACHINES[machine]} (`{machine}`)", f"{pass_ms}", *numbers])
-    return markdown(rows)
+    return table(rows)
 
 
 def long_table():
@@ -131,7 +130,7 @@ def long_table():
                 ratio_words(ratios.step_ratio, cells, 3),
             ]
         )
-    return markdown(rows)
+    return table(rows)
 
 
 def ratio_words(ratio, cells, digits):
@@ -154,7 +153,7 @@ def anchors_table():
                 [f"{anchor.emulated_ms:.1f}", f"{anchor.error:+.0%}"] if anchor else ["–"] * 2
             )
             rows.append([name, f"`{place.machine}`", f"{place.host:g}", real, *emulated])
-    return markdown(rows)
+    return table(rows)
 
 
 def errors_sentence():
@@ -239,7 +238,7 @@ def edges_table():
         # below 200 MB ours is flat/4
         exposures = [exposed(cells, name if name != EDGES[0] else OURS) for name in EDGES]
         rows.append([f"`{machine}`", f"{pass_ms:g}", *exposures])
-    return markdown(rows)
+    return table(rows)
 
 
 def updates_table():
@@ -261,7 +260,7 @@ def side_by_side(cells, column_by_name):
         cells_by_machine.setdefault(cell["machine"], []).append(cell)
     for machine, of_machine in cells_by_machine.items():
         rows.append([f"`{machine}`", *(exposed(of_machine, name) for name in column_by_name)])
-    return markdown(rows)
+    return table(rows)
 
 
 def about():
@@ -280,13 +279,9 @@ def about():
     )
 
 
-def markdown(rows):
+def table(rows):
     """Return a Markdown table of a header and rows; without rows, a sentence."""
-    head, *others = rows
-    if not others:
-        return NOTHING_YET
-    cells = [head, ["---"] * len(head), *others]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return markdown(rows) if len(rows) > 1 else NOTHING_YET
 
 
 TABLES = {
@@ -303,18 +298,8 @@ TABLES = {
 }
 
 
-def with_tables(text):
-    """Return a page's text with each table as it is today."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[3]}", text)
-
-
-def main():
-    """Write the tables into the pages."""
-    for page in PAGES:
-        path = TOP / page
-        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(page)
-
+ON_PAGES = PageTables("measured", PAGES, lambda name: TABLES[name]())
+with_tables = ON_PAGES.in_text
 
 if __name__ == "__main__":
-    main()
+    ON_PAGES.write()
