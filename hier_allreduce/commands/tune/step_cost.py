@@ -7,6 +7,7 @@ over. A ``tf.function``, and so Keras, runs no session, and has no such trace.
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -34,7 +35,9 @@ def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
         made = clock.read_bytes().count(b"\n") if clock.exists() else 0
         if made >= number:
             tf1.Session.run = run
-        if made != number - 1:
+        # TensorFlow traces one run at a time, and other threads fill queues while a step runs.
+        may_be_step = threading.current_thread() is threading.main_thread()
+        if made != number - 1 or not may_be_step:
             return run(session, fetches, feed_dict, options, run_metadata)
         with_trace = tf1.RunOptions()
         with_trace.CopyFrom(options or with_trace)
