@@ -1,4 +1,4 @@
-"""Four algorithms from the literature, as functions that run like the built-in ones.
+"""Algorithms from the literature, and one more, as functions that run like the built-in ones.
 
     pip install .                 # in a checkout, beside your TensorFlow
     python examples/algorithms.py --devices 8
@@ -100,7 +100,29 @@ def rows_then_columns(devices, chunk):
     return [Reduce((a,), b) for a, b in hops] + [Copy(b, a) for a, b in reversed(hops)]
 
 
-ALGORITHMS = (two_quads, halving_and_doubling, double_binary_trees, rows_then_columns)
+def flat_tree(devices, chunk):
+    """Add up everything on one device, and copy back along a binomial tree.
+
+    The root waits once for all gradients, and copies leave several devices at the same time.
+    """
+    root = chunk % devices
+    at = [(root + place) % devices for place in range(devices)]  # the device at each place
+    if devices > 1:
+        yield Reduce(tuple(at[1:]), root)
+    distance = 1 << (devices - 1).bit_length()
+    while distance > 1:
+        distance //= 2
+        for place in range(0, devices - distance, 2 * distance):
+            yield Copy(at[place], at[place + distance])
+
+
+ALGORITHMS = (
+    two_quads,
+    halving_and_doubling,
+    double_binary_trees,
+    rows_then_columns,
+    flat_tree,
+)
 
 
 def main():

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads as allreduce_grads
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
-    from .planning import Copy as Copy
-    from .planning import Reduce as Reduce
-    from .planning import Strategy as Strategy
-    from .planning import check as check
+    from .planning.plan import Copy as Copy
+    from .planning.plan import Reduce as Reduce
+    from .planning.plan import check as check
+    from .planning.strategy import Strategy as Strategy
     from .training import TowerOptimizer as TowerOptimizer
 
 _PUBLIC = {
@@ -37,10 +37,11 @@ _PUBLIC = {
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
-    "planning": ["Copy", "Reduce", "Strategy", "check"],
+    "planning.plan": ["Copy", "Reduce", "check"],
+    "planning.strategy": ["Strategy"],
     "training": ["TowerOptimizer"],
 }
-__all__ = sorted(name for names in _PUBLIC.values() for name in names)
+__all__ = sorted(name for public in _PUBLIC.values() for name in public)
 __getattr__ = lazy(__name__, _PUBLIC)
 
 

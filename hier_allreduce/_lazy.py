@@ -6,15 +6,16 @@ import importlib
 import importlib.util
 import re
 import sys
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
-_EXTRAS = {
+# The extra that installs a package which may be missing.
+_EXTRA_BY_PACKAGE = {
     "tensorflow": "tf",
     "tensorpack": "tensorpack",
     "matplotlib": "commands",
     "psutil": "commands",
     "tqdm": "commands",
-}  # what installs a package that may be missing
+}
 
 
 def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
@@ -27,35 +28,38 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
     The function raises AttributeError for any other name, as a module does, and
     ModuleNotFoundError with advice where TensorFlow or tensorpack is missing.
     """
-    module_of = {name: module for module, names in names_by_module.items() for name in names}
+    module_by_name: Dict[str, str] = {}
+    for module, exported in names_by_module.items():
+        module_by_name.update(dict.fromkeys(exported, module))
 
     def get(name: str) -> Any:
-        if name not in module_of:
+        if name not in module_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
+            submodule = importlib.import_module(f".{module_by_name[name]}", package)
+            attribute = getattr(submodule, name)
         except ModuleNotFoundError as error:
             raise with_advice(error, f"{package}.{name}") from None
-        setattr(sys.modules[package], name, value)  # later uses do not call this function
-        return value
+        # The package keeps the attribute, so that later uses do not call this function.
+        setattr(sys.modules[package], name, attribute)
+        return attribute
 
     return get
 
 
 def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError:
     """Return an error that names the extra of the missing package, if ``feature`` needs one."""
-    if error.name not in _EXTRAS:
+    if error.name not in _EXTRA_BY_PACKAGE:
         return error
-    return ModuleNotFoundError(advice(feature, error.name, _EXTRAS[error.name]), name=error.name)
+    install = advice(feature, error.name, _EXTRA_BY_PACKAGE[error.name])
+    return ModuleNotFoundError(install, name=error.name)
 
 
 def advice(feature: str, package: str, extras: str) -> str:
     """Return the command that installs the missing package, with quotes for every shell."""
-    gpus = (
-        " installs TensorFlow for CPUs; for GPUs see tensorflow.org/install"
-        if package == "tensorflow"
-        else ""
-    )
+    gpus = ""
+    if package == "tensorflow":
+        gpus = " installs TensorFlow for CPUs; for GPUs see tensorflow.org/install"
     return f'{feature} needs {package}: python -m pip install ".[{extras}]" in the checkout{gpus}'
 
 

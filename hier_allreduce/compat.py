@@ -12,7 +12,6 @@ from typing import (
     Dict,
     Iterator,
     List,
-    Optional,
     Tuple,
     TypeVar,
     cast,
@@ -22,24 +21,26 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__ >= "2"
-_SESSION = tf1.Session.__mro__[1]  # the class that interactive sessions have too
+# The class that interactive sessions have too.
+_SESSION = tf1.Session.__mro__[1]
 F = TypeVar("F", bound=Callable[..., Any])
 
-# the dtypes that TensorFlow can add on CPU devices; float8 and the like can only be copied
+# TensorFlow can add these dtypes on CPU devices; float8 and the like can only be copied.
 _UNSIGNED = ("uint16", "uint32", "uint64") if IS_TF2 else ("uint16",)
 SUMMABLE_DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
-DTYPES_WITHOUT_ADD = () if IS_TF2 else ("uint16",)  # 1.15 has only AddN for it
-# the dtypes that collectives add on CPU devices and GPUs: 1.15 has no kernel for float16, and no
-# version adds int32 or bfloat16 on GPUs
+# TensorFlow 1.15 has only AddN for this one.
+DTYPES_WITHOUT_ADD = () if IS_TF2 else ("uint16",)
+# Collectives add these dtypes on CPU devices and GPUs: 1.15 has no kernel for float16, and no
+# version adds int32 or bfloat16 on GPUs.
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
 
 
 def without_autograph(function: F) -> F:
     """Return ``function`` such that a ``tf.function`` calls it without translating it."""
-    # the autograph of 1.15 cannot translate all of this package
+    # The autograph of 1.15 cannot translate all of this package.
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
@@ -63,7 +64,7 @@ def outside_control_flow() -> Iterator[None]:
     """
     with tf.init_scope():
         outermost_is_graph = not tf.executing_eagerly()
-    # if not, a tf.function's graph is the outermost one
+    # If it is not, the graph of a tf.function is the outermost one.
     with tf.init_scope() if outermost_is_graph else contextlib.nullcontext():
         yield
 
@@ -115,15 +116,15 @@ def takes_control_edges() -> bool:
     if hasattr(graph, "capture") or graph._get_control_flow_context() is not None:
         return False
     objects = gc.get_objects()
-    # `gc.freeze()` hides what exists, sessions too; they are younger than their graph
+    # Sessions are younger than their graph, so `gc.freeze()` hides them only if it hides the graph.
     if id(graph) not in map(id, objects):
         return False
-    # first the few types, because a large model has millions of objects
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _SESSION)}
-    if not kinds:
+    # The few types come first, because a large model has millions of objects.
+    session_types = {cls for cls in set(map(type, objects)) if issubclass(cls, _SESSION)}
+    if not session_types:
         return True
-    sessions = (found for found in objects if type(found) in kinds)
-    # a session that failed to start has no graph, and a traceback may still hold it
+    sessions = (candidate for candidate in objects if type(candidate) in session_types)
+    # A session that failed to start has no graph, and a traceback may still hold it.
     return all(getattr(session, "graph", None) is not graph for session in sessions)
 
 
@@ -137,13 +138,14 @@ def is_eager(tensor: Any) -> bool:
     return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"
 
 
-def replica_values(value: Any) -> Tuple[Any, ...]:
+def replica_values(distributed: Any) -> Tuple[Any, ...]:
     """Return the values that ``tf.distribute`` holds for replicas; for others the value itself."""
     if hasattr(tf.distribute, "DistributedValues"):
-        distributed = isinstance(value, tf.distribute.DistributedValues)
-    else:  # TensorFlow 1.15; an object with a device map but no values is only a destination
-        distributed = hasattr(value, "device_map") and hasattr(value, "values")
-    return tuple(value.values) if distributed else (value,)
+        has_values = isinstance(distributed, tf.distribute.DistributedValues)
+    else:
+        # In TensorFlow 1.15 an object with a device map but no values is only a destination.
+        has_values = hasattr(distributed, "device_map") and hasattr(distributed, "values")
+    return tuple(distributed.values) if has_values else (distributed,)
 
 
 def mirrored_factory(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
@@ -164,9 +166,8 @@ def collected_graphs() -> Iterator[List[Any]]:
 
     They are in the list once the context is left.
     """
-    from tensorflow.python.eager import (
-        context,
-    )  # tf.summary.trace_export, which is public, writes them into a file
+    # The public function for this, tf.summary.trace_export, writes them into a file.
+    from tensorflow.python.eager import context
 
     collected: List[Any] = []
     context.context().enable_graph_collection()
@@ -181,12 +182,16 @@ def has_gpu_kernel(op: Any) -> bool:
     """Return whether TensorFlow has a GPU kernel of an op; True if it was built without any."""
     if not _gpu_kernels("MatMul"):
         return True
-    return any(_takes(kernel, op) for kernel in _gpu_kernels(op.type))
-
-
-def _takes(kernel: Dict[str, Tuple[int, ...]], op: Any) -> bool:
-    """Return whether a kernel takes the dtypes of an op."""
-    return all(_dtype_number(op, name) in (None, *numbers) for name, numbers in kernel.items())
+    for kernel in _gpu_kernels(op.type):
+        # A kernel takes an op if it takes the op's dtypes; other attributes do not matter.
+        refused = []
+        for attribute, allowed in kernel.items():
+            dtype = op.get_attr(attribute)
+            if isinstance(dtype, tf.DType) and dtype.as_datatype_enum not in allowed:
+                refused.append(dtype)
+        if not refused:
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=None)
@@ -194,17 +199,15 @@ def _gpu_kernels(op_type: str) -> Tuple[Dict[str, Tuple[int, ...]], ...]:
     """Return the dtypes, as numbers, of each GPU kernel of an op, by the op's attribute."""
     from tensorflow.python.framework import kernels
 
-    found = []
+    on_gpus = []
     for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
+        # A kernel of the device type DEFAULT runs on every device.
         if kernel.device_type in ("GPU", "DEFAULT"):
-            needed = kernel.constraint
-            found.append({one.name: tuple(one.allowed_values.list.type) for one in needed})
-    return tuple(found)
-
-
-def _dtype_number(op: Any, name: str) -> Optional[int]:
-    value = op.get_attr(name)
-    return int(value.as_datatype_enum) if isinstance(value, tf.DType) else None
+            allowed = {}
+            for constraint in kernel.constraint:
+                allowed[constraint.name] = tuple(constraint.allowed_values.list.type)
+            on_gpus.append(allowed)
+    return tuple(on_gpus)
 
 
 @contextlib.contextmanager

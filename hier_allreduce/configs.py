@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import operator
 import os
@@ -21,7 +22,7 @@ from .errors import HierAllreduceError
 _PACKAGE = Path(__file__).resolve().parent
 # An installed package holds configs/ inside it; a checkout holds it next to the package.
 _CONFIGS = next(
-    (d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()),
+    (path for path in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if path.is_dir()),
     _PACKAGE / "configs",
 )
 
@@ -29,16 +30,16 @@ _CONFIGS = next(
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def names(kind: str) -> List[str]:
-    """List the presets of a kind: ``"strategies"``, ``"trainers"``."""
-    return sorted(path.stem for path in (_CONFIGS / kind).glob("*.yaml"))
+def presets(folder: str) -> List[str]:
+    """List the presets in a folder: ``"strategies"``, ``"trainers"``."""
+    return sorted(path.stem for path in (_CONFIGS / folder).glob("*.yaml"))
 
 
-def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] = ()) -> Path:
+def find(folder: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] = ()) -> Path:
     """Return the file of a preset's name, or of a path.
 
     Args:
-        kind: as in :func:`names`.
+        folder: as in :func:`presets`.
         name_or_path: the name, or the path.
         also: further names that the caller knows, to be suggested too.
 
@@ -47,27 +48,23 @@ def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] =
             one.
     """
     if not isinstance(name_or_path, (str, os.PathLike)) or "\n" in str(name_or_path):
-        text = repr(name_or_path)
-        shown = text if len(text) < 80 else f"{text[:80]}…"
+        # A text with several lines is a file's content, which may be long.
+        shown = repr(name_or_path)
+        shown = shown if len(shown) < 80 else f"{shown[:80]}…"
         raise HierAllreduceError(
-            f"{shown}: expected the name of one of the {kind}, or a file's path"
+            f"{shown}: expected the name of one of the {folder}, or a file's path"
         )
-    preset = _CONFIGS / kind / f"{name_or_path}.yaml"
+    preset = _CONFIGS / folder / f"{name_or_path}.yaml"
     for path in (Path(name_or_path), preset):
-        if _is_readable(path):
-            return path
-    hint = nearest(str(name_or_path), [*also, *names(kind)])
+        # A shell's pipe, <(nvidia-smi topo -m), is no regular file, but can be read. A path that is
+        # too long, or contains a null character, is an error of the system.
+        with contextlib.suppress(OSError, ValueError):
+            if path.exists() and not path.is_dir():
+                return path
+    hint = nearest(str(name_or_path), [*also, *presets(folder)])
     raise HierAllreduceError(
-        f"{os.fspath(name_or_path)!r} is neither a file nor one of the {kind}{hint}"
+        f"{os.fspath(name_or_path)!r} is neither a file nor one of the {folder}{hint}"
     )
-
-
-def _is_readable(path: Path) -> bool:
-    """Return whether a path can be read: a file, or a shell's pipe (``<(nvidia-smi topo -m)``)."""
-    try:
-        return path.exists() and not path.is_dir()
-    except (OSError, ValueError):  # too long for a file name, or it contains a null character
-        return False
 
 
 def read_text(path: Path) -> str:
@@ -84,17 +81,20 @@ def read_text(path: Path) -> str:
 
 def decoded(data: bytes) -> str:
     """Return bytes as text: UTF-8 with invalid bytes replaced, or UTF-16, as PowerShell writes."""
+    # UTF-16 begins with a byte order mark, which no UTF-8 text can begin with.
     is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'? there are …`` with the nearest names: the end of an error."""
-    choices, written = list(known), str(word).lower()
+    choices = list(known)
+    written = str(word).lower()
     close = difflib.get_close_matches(written, choices, max(1, len(choices)))
-    likeness = [difflib.SequenceMatcher(None, choice, written).ratio() for choice in close]
-    nearest_ones = [repr(choice) for choice, alike in zip(close, likeness) if alike == likeness[0]]
-    hint = f"; did you mean {' or '.join(nearest_ones)}?" if close else ";"
+    # Close matches are sorted, and several may be as near as the nearest one.
+    ratios = [difflib.SequenceMatcher(None, choice, written).ratio() for choice in close]
+    suggested = [repr(choice) for choice, ratio in zip(close, ratios) if ratio == ratios[0]]
+    hint = f"; did you mean {' or '.join(suggested)}?" if close else ";"
     return f"{hint} there are {', '.join(choices)}"
 
 
@@ -107,9 +107,9 @@ def read_yaml(path: Path) -> Dict[str, Any]:
     Raises:
         HierAllreduceError: the file cannot be read, is not valid YAML, or no ``key: value`` lines.
     """
-    text = read_text(path)
+    content = read_text(path)
     try:
-        return parse_yaml(text)
+        return parse_yaml(content)
     except HierAllreduceError as cause:
         raise HierAllreduceError(f"{path}: {cause}") from None
 
@@ -123,8 +123,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            name = self.peek_event().anchor
-            raise yaml.YAMLError(f"*{name} is an alias, which is not read; write its value there")
+            anchor = self.peek_event().anchor
+            raise yaml.YAMLError(f"*{anchor} is an alias, which is not read; write its value there")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Dict[Any, Any]:
@@ -147,7 +147,8 @@ def parse_yaml(text: str) -> Dict[str, Any]:
         mark = cause.problem_mark or cause.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise HierAllreduceError(f"not readable as YAML{line}: {cause.problem}") from None
-    except Exception as cause:  # PyYAML raises errors of many kinds
+    # PyYAML raises errors of many classes, such as ValueError for a date that does not exist.
+    except Exception as cause:
         raise HierAllreduceError(f"not readable as YAML: {' '.join(str(cause).split())}") from None
     if content is None:
         raise HierAllreduceError("it is empty: expected `key: value` lines")
@@ -167,29 +168,30 @@ def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def whole_number(value: Any, where: str) -> int:
+def whole_number(written: Any, where: str) -> int:
     """Return a whole number of 0 or more. NumPy's integers are numbers, bools are not."""
-    if not is_whole_number(value):
+    if not is_whole_number(written):
         separator = "=" if where else ""
         raise HierAllreduceError(
-            f"{where}{separator}{value!r}: expected a whole number of 0 or more"
+            f"{where}{separator}{written!r}: expected a whole number of 0 or more"
         )
-    return operator.index(value)
+    return operator.index(written)
 
 
-def switch(value: Any, where: str) -> bool:
+def switch(written: Any, where: str) -> bool:
     """Return True or False; 1 and 0 mean them, too."""
-    is_bool = isinstance(value, (bool, np.bool_))
-    if not is_bool and not (is_whole_number(value) and value < 2):
-        raise HierAllreduceError(f"{where}={value!r}: expected True or False")
-    return bool(value)
+    is_bool = isinstance(written, (bool, np.bool_))
+    if not is_bool and not (is_whole_number(written) and written < 2):
+        raise HierAllreduceError(f"{where}={written!r}: expected True or False")
+    return bool(written)
 
 
-def is_whole_number(value: Any) -> bool:
-    """Return whether a value is a whole number of 0 or more, NumPy's included; a bool is not."""
-    if isinstance(value, (bool, np.bool_)):
+def is_whole_number(written: Any) -> bool:
+    """Return whether something is a whole number of 0 or more, NumPy's included; a bool is not."""
+    # Python counts bools as integers, but a user who writes True for a number is mistaken.
+    if isinstance(written, (bool, np.bool_)):
         return False
     try:
-        return operator.index(value) >= 0
+        return operator.index(written) >= 0
     except TypeError:
         return False

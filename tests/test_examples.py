@@ -128,7 +128,7 @@ def test_digits_train_as_on_one_device(tmp_path):
 
 def test_algorithms_of_ones_own_are_run(tmp_path):
     out = run("algorithms", "--devices", 6, folder=tmp_path)
-    assert out.count(": all towers have the sum\n") == 4
+    assert out.count(": all towers have the sum\n") == 5
 
 
 def test_every_example_begins_with_its_command_and_is_listed():

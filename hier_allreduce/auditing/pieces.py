@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import DefaultDict, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..graph.record import SentTensor
-from ..planning import Schedule, root_of
+from ..planning.plan import Schedule, root_of
 from .gaps import COPIES, HOST, INPUT, Segment
 from .trace import reached
 from .traced import SUM, UPDATE, TowerCopy, TracedStep

@@ -94,10 +94,10 @@ class Cluster:
                 f"communication={communication!r}: expected one of {', '.join(ENGINES)}"
             )
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        for name, seconds in times.items():
+        for key, seconds in times.items():
             is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
             if not is_number or not 0 < seconds < math.inf:
-                raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
+                raise ClusterError(f"{key}={seconds!r}: expected seconds, more than 0 and finite")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
         self.devices_per_host = int(devices_per_host)
@@ -106,8 +106,9 @@ class Cluster:
         self.stall_timeout = float(stall_timeout)
         self._job = Job(self.hosts, self.task)
         self.ops = SharedOps(self._job, self.devices_per_host, communication)
+        # All hosts count sessions and their collectives alike, because they open them in one order.
         self._sessions = itertools.count()
-        self._numbers_of_sessions = itertools.count(FIRST_OF_SESSIONS)
+        self._instances = itertools.count(FIRST_OF_SESSIONS)
         self._server: Any = None
 
     @classmethod
@@ -176,6 +177,7 @@ class Cluster:
         graph = graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
+        # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
         health = HealthCheck(self.hosts, self.task, self.timeout)
         health.wait_for_servers(self.start_timeout)
@@ -186,9 +188,10 @@ class Cluster:
             self._job,
             health,
             self.stall_timeout,
-            number=next(self._sessions),
-            collectives=self._numbers_of_sessions,
+            index=next(self._sessions),
+            instances=self._instances,
         )
+        # Hosts with other settings would build equal graphs, and wait for each other for ever.
         lines = [
             f"devices_per_host: {self.devices_per_host}",
             f"TensorFlow: {tf.__version__}",

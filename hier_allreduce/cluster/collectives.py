@@ -3,7 +3,7 @@
 ::
 
     add_up   CollectiveReduce over the hosts
-    gather   H×M whole numbers, the same on all hosts: the sum of H tables, each with one host's row
+    gather   H×M whole numbers, the same on all hosts: the sum of H tables, each with a host's line
     send     chief: CollectiveBcastSend ─► others: CollectiveBcastRecv ─► assign
 
 All are pinned to this host's name in the cluster. A session that is not the cluster's has no such
@@ -31,14 +31,21 @@ ENGINES = (RING, NCCL)
 
 # Groups and numbers of collectives belong to the server, and everything that uses its collectives
 # shares them: tensorpack counts from 42 and 100, tf.distribute from 1 and 100.
-ON_CPU = 0x4840  # the group of the hosts' first CPU devices
-ON_ROOTS = 0x4841  # and one more for each tower that can be a root
-FIRST_IN_GRAPHS = 0x484100  # the number of the first collective in users' graphs
-FIRST_OF_SESSIONS = 0x5841  # the number of the first one by which sessions compare hosts
+# The group of the hosts' first CPU devices:
+ON_CPU = 0x4840
+# The group of the hosts' towers 0; there is one more group for each tower that can be a root.
+ON_ROOTS = 0x4841
+# The number of the first collective in users' graphs:
+FIRST_IN_GRAPHS = 0x484100
+# The number of the first collective by which sessions compare hosts:
+FIRST_OF_SESSIONS = 0x5841
 
-_NO_GRADIENT = "HierAllreduceOverHosts"  # TensorFlow's name for the function that raises the error
-_CHECKSUMS = "hier_allreduce/checksums"  # the collection of a graph with its Checksums
+# TensorFlow knows the function that raises the error by this name.
+_NO_GRADIENT = "HierAllreduceOverHosts"
+# The collection of a graph with its Checksums.
+_CHECKSUMS = "hier_allreduce/checksums"
 
+# Collectives add these dtypes as wider ones, because they have no kernels for them everywhere.
 _WIDER = {
     **dict.fromkeys(["bool", "int8", "uint8", "int16", "uint16", "int32"], "int64"),
     **dict.fromkeys(["float16", "bfloat16"], "float32"),
@@ -58,7 +65,7 @@ def crossing_dtype(dtype: str) -> Any:
 # ---- ops -------------------------------------------------------------------------------------
 
 
-def add_up(tensor: Any, job: Job, group: int, number: int, engine: str) -> Any:
+def add_up(tensor: Any, job: Job, group: int, instance: int, engine: str) -> Any:
     """Return the sum of this tensor and those of the collectives with this number on other hosts.
 
     It is called under the device by which this host is in ``group``.
@@ -67,34 +74,35 @@ def add_up(tensor: Any, job: Job, group: int, number: int, engine: str) -> Any:
     overridden = tf1.get_default_graph().gradient_override_map(without_gradient)
     with tf1.device(_here(job)), overridden:
         return collective_ops.all_reduce(
-            tensor, len(job.hosts), group, number, "Add", "Id", communication_hint=engine
+            tensor, len(job.hosts), group, instance, "Add", "Id", communication_hint=engine
         )
 
 
-def gather(row: Any, job: Job, number: int) -> Any:
-    """Return the H×M table of all hosts' rows of M whole numbers, int64 and on this host's CPU."""
-    rows_before = job.task
-    rows_after = len(job.hosts) - job.task - 1
+def gather(integers: Any, job: Job, instance: int) -> Any:
+    """Return an H×M table: the M whole numbers of each host, in int64 and on this host's CPU."""
+    hosts_before = job.task
+    hosts_after = len(job.hosts) - job.task - 1
     with tf1.device(f"{_here(job)}/cpu:0"):
-        own = [tf.cast(row, tf.int64)]
-        table = tf.pad(own, [[rows_before, rows_after], [0, 0]])  # H × M, 0 in other hosts' rows
-        return add_up(table, job, ON_CPU, number, RING)
+        own = [tf.cast(integers, tf.int64)]
+        # Other hosts' lines are 0 here, so the sum of the tables has each host's line once.
+        table = tf.pad(own, [[hosts_before, hosts_after], [0, 0]])  # H × M
+        return add_up(table, job, ON_CPU, instance, RING)
 
 
-def send(variable: Any, job: Job, number: int) -> Any:
+def send(variable: Any, job: Job, instance: int) -> Any:
     """Return an op that copies the chief's value of a variable to the other hosts."""
     dtype = variable.dtype.base_dtype
     wide = crossing_dtype(dtype.name)
     hosts = len(job.hosts)
     with tf1.device(f"{_here(job)}/cpu:0"):
         if job.task == 0:
-            value = tf.cast(tf.identity(variable), wide)
+            crossing = tf.cast(tf.identity(variable), wide)
             sent = collective_ops.broadcast_send(
-                value, value.shape, wide, hosts, ON_CPU, number, communication_hint=RING
+                crossing, crossing.shape, wide, hosts, ON_CPU, instance, communication_hint=RING
             )
             return sent.op
         received = collective_ops.broadcast_recv(
-            variable.shape, wide, hosts, ON_CPU, number, communication_hint=RING
+            variable.shape, wide, hosts, ON_CPU, instance, communication_hint=RING
         )
         return tf1.assign(variable, tf.cast(received, dtype)).op
 
@@ -139,12 +147,11 @@ def _add_checksums(graph: Any) -> None:
     for variable in graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES):
         if can_cross(variable.dtype.base_dtype.name):
             is_set = tf1.is_variable_initialized(variable)
-            # One after another, because they need more memory than the variables.
+            # They run one after another, because they need more memory than the variables.
             with tf1.device("/cpu:0"), tf1.control_dependencies(before):
-                value = checksum_of(tf.convert_to_tensor(variable))
-            before = [value]
-            checksum = Checksum(str(variable.op.name), is_set, value)
-            graph.add_to_collection(_CHECKSUMS, checksum)
+                pair = checksum_of(tf.convert_to_tensor(variable))
+            before = [pair]
+            graph.add_to_collection(_CHECKSUMS, Checksum(str(variable.op.name), is_set, pair))
 
 
 # ---- the collectives of a step ---------------------------------------------------------------
@@ -162,9 +169,9 @@ def check_order(collectives: Iterable[Any]) -> None:
         ClusterError: two of them, of different all-reduces, may run in either order.
     """
     over_nccl = [op for op in collectives if op.get_attr("communication_hint") == b"nccl"]
-    last: Dict[str, Any] = {}  # by device
+    last_by_device: Dict[str, Any] = {}
     for op in sorted(over_nccl, key=lambda op: int(op.get_attr("instance_key"))):
-        before = last.get(op.device, op)
+        before = last_by_device.get(op.device, op)
         # The first two questions are quick; the third one walks through the graph.
         is_ordered = before is op or before in op.control_inputs or before in _with_inputs([op])
         if not is_ordered:
@@ -174,7 +181,7 @@ def check_order(collectives: Iterable[Any]) -> None:
                 " steps; or build the second all-reduce under tf.control_dependencies, with results"
                 " of the first; or choose communication='ring'"
             )
-        last[op.device] = op
+        last_by_device[op.device] = op
 
 
 def _with_inputs(ops: Iterable[Any]) -> Set[Any]:

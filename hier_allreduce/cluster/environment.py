@@ -31,10 +31,11 @@ _JOBS = ("chief", "worker")
 _EXAMPLE = (
     '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": WHOLE NUMBER}}'
 )
-_PORTS_OF_JOBS = range(10000, 30000)  # below the ports that Linux gives to outgoing connections
+# Jobs of Slurm have ports below those that Linux gives to outgoing connections.
+_PORTS_OF_JOBS = range(10000, 30000)
 
 # The variable in which a launcher tells each process how many there are, and the source of that.
-_NUMBERS = {
+_LAUNCHER_BY_COUNT = {
     # slurm.schedmd.com/srun.html, output environment variables
     "SLURM_STEP_NUM_TASKS": "srun",
     # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
@@ -69,9 +70,9 @@ _NUMBERS = {
 _COMPONENTS = ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
 # The beginning of OpenPAI's variables, each with the number of processes of one role:
 # openpai.readthedocs.io, manual of cluster users, environmental variables.
-_OF_A_ROLE = "PAI_TASK_ROLE_TASK_COUNT_"
+_COUNT_OF_ROLE = "PAI_TASK_ROLE_TASK_COUNT_"
 # The variable in which a system of containers tells each one its index, but not how many there are.
-_INDICES = {
+_SYSTEM_BY_INDEX = {
     # kubernetes.io/docs/concepts/workloads/controllers/job, completion mode
     "JOB_COMPLETION_INDEX": "a Kubernetes Indexed Job",
     # volcano.sh, user guide of the plugin "env"
@@ -105,10 +106,16 @@ def job_of(environ: Mapping[str, str]) -> Job:
         ClusterError: TF_CONFIG or Slurm's variables describe no job; or there are several processes
             or nodes, and nothing describes them.
     """
-    text = environ.get("TF_CONFIG", "").strip()
-    if text:
-        return _from_tf_config(text)
-    _check_components(environ)
+    tf_config = environ.get("TF_CONFIG", "").strip()
+    if tf_config:
+        return _from_tf_config(tf_config)
+    # In a heterogeneous job of Slurm each component would train alone.
+    for variable in _COMPONENTS:
+        components = environ.get(variable, "").strip()
+        if components not in ("", "1"):
+            raise _without_description(
+                f"Slurm has {components} components in this heterogeneous job ({variable})"
+            )
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_STEP_NODELIST" in environ and tasks != "1":
         return _from_slurm(environ, tasks)
@@ -119,36 +126,29 @@ def job_of(environ: Mapping[str, str]) -> Job:
 # ---- launchers -------------------------------------------------------------------------------
 
 
-def _check_components(environ: Mapping[str, str]) -> None:
-    """Raise a ClusterError in a heterogeneous job of Slurm: each component would train alone."""
-    for variable in _COMPONENTS:
-        number = environ.get(variable, "").strip()
-        if number not in ("", "1"):
-            raise _without_description(
-                f"Slurm has {number} components in this heterogeneous job ({variable})"
-            )
-
-
 def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
     """Raise a ClusterError if there are several processes, or the job has several nodes."""
-    numbers = {variable: environ.get(variable, "").strip() for variable in _NUMBERS}
-    for variable, number in numbers.items():
-        if number not in ("", "1"):
-            launcher = _NUMBERS[variable]
-            raise _without_description(f"{launcher} has started {number} processes ({variable})")
-    processes = sum(map(_number, _values(environ, _OF_A_ROLE)))
-    if processes > 1:
-        raise _without_description(f"OpenPAI has started {processes} processes ({_OF_A_ROLE}…)")
-    for variable, launcher in _INDICES.items():
+    counts = {variable: environ.get(variable, "").strip() for variable in _LAUNCHER_BY_COUNT}
+    for variable, processes in counts.items():
+        if processes not in ("", "1"):
+            launched = f"{_LAUNCHER_BY_COUNT[variable]} has started {processes} processes"
+            raise _without_description(f"{launched} ({variable})")
+    # OpenPAI has a variable for each role, and all roles together are the job.
+    roles = [variable for variable in environ if variable.startswith(_COUNT_OF_ROLE)]
+    tasks = sum(_whole(environ[role]) for role in roles)
+    if tasks > 1:
+        raise _without_description(f"OpenPAI has started {tasks} processes ({_COUNT_OF_ROLE}…)")
+    for variable, system in _SYSTEM_BY_INDEX.items():
         if variable in environ:
             index = f"{variable}={environ[variable]}"
-            raise _without_description(f"{launcher} has started this process ({index})")
+            raise _without_description(f"{system} has started this process ({index})")
     if environ.get(_SAGEMAKER, "").count(",") > 0:
         hosts = environ[_SAGEMAKER]
         raise _without_description(f"SageMaker has started a process on each of {hosts}")
+    # If a launcher was told to start one process, that is wanted, whatever the number of nodes.
     is_in_shell = environ.get("SLURM_STEP_ID", "") == _SHELL_STEP
-    if any(numbers.values()) and not is_in_shell:
-        return  # A launcher was told to start one process, whatever the number of nodes.
+    if any(counts.values()) and not is_in_shell:
+        return
     if _PMIX_INDEX in environ and not is_in_shell:
         index = f"{_PMIX_INDEX}={environ[_PMIX_INDEX]}"
         raise _without_description(f"a launcher with PMIx has started this process ({index})")
@@ -160,9 +160,9 @@ def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
             )
 
 
-def _without_description(found: str) -> ClusterError:
+def _without_description(processes: str) -> ClusterError:
     return ClusterError(
-        f"{found}, but there is no TF_CONFIG: every process would train a model alone. Set"
+        f"{processes}, but there is no TF_CONFIG: every process would train a model alone. Set"
         f" TF_CONFIG={_EXAMPLE}; or TF_CONFIG={{}} if they shall train alone"
     )
 
@@ -176,98 +176,88 @@ def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
     a line for each host, and their number); learn.microsoft.com/azure/batch, environment variables
     of a compute node (``AZ_BATCH_HOST_LIST`` is ``"10.0.0.4,10.0.0.5"``).
     """
-    nodes = {}
-    nodes["Slurm (SLURM_JOB_NUM_NODES)"] = _number(environ.get("SLURM_JOB_NUM_NODES", ""))
+    nodes_by_system = {}
+    nodes_by_system["Slurm (SLURM_JOB_NUM_NODES)"] = _whole(environ.get("SLURM_JOB_NUM_NODES", ""))
     hosts_and_slots = environ.get("LSB_MCPU_HOSTS", "").split()
-    nodes["LSF (LSB_MCPU_HOSTS)"] = len(set(hosts_and_slots[::2]))
-    nodes["PBS (PBS_NODEFILE)"] = _hosts_in_file(environ.get("PBS_NODEFILE", ""))
-    nodes["OAR (OAR_NODEFILE)"] = _hosts_in_file(environ.get("OAR_NODEFILE", ""))
-    nodes["Grid Engine (PE_HOSTFILE)"] = _hosts_in_file(environ.get("PE_HOSTFILE", ""))
-    nodes["Grid Engine (NHOSTS)"] = _number(environ.get("NHOSTS", ""))
+    nodes_by_system["LSF (LSB_MCPU_HOSTS)"] = len(set(hosts_and_slots[::2]))
+    nodes_by_system["PBS (PBS_NODEFILE)"] = _hosts_in_file(environ.get("PBS_NODEFILE", ""))
+    nodes_by_system["OAR (OAR_NODEFILE)"] = _hosts_in_file(environ.get("OAR_NODEFILE", ""))
+    nodes_by_system["Grid Engine (PE_HOSTFILE)"] = _hosts_in_file(environ.get("PE_HOSTFILE", ""))
+    nodes_by_system["Grid Engine (NHOSTS)"] = _whole(environ.get("NHOSTS", ""))
     azure = environ.get("AZ_BATCH_HOST_LIST", "").replace(",", " ").split()
-    nodes["Azure Batch (AZ_BATCH_HOST_LIST)"] = len(set(azure))
-    return nodes
+    nodes_by_system["Azure Batch (AZ_BATCH_HOST_LIST)"] = len(set(azure))
+    return nodes_by_system
 
 
-def _number(text: str) -> int:
+def _whole(written: str) -> int:
     """Return a whole number; 0 for any other text."""
-    return int(text) if text.strip().isdecimal() else 0
-
-
-def _values(environ: Mapping[str, str], beginning: str) -> List[str]:
-    """Return the values of all variables whose names begin so."""
-    return [value for name, value in environ.items() if name.startswith(beginning)]
+    return int(written) if written.strip().isdecimal() else 0
 
 
 def _hosts_in_file(path: str) -> int:
     """Return how many different words lines begin with; 0 if there is no such file."""
     try:
-        text = Path(path).read_text(encoding="utf-8") if path else ""
+        content = Path(path).read_text(encoding="utf-8") if path else ""
     except (OSError, ValueError):
         return 0
-    lines = [line.split() for line in text.splitlines()]
+    lines = [line.split() for line in content.splitlines()]
     return len({words[0] for words in lines if words})
 
 
 # ---- TF_CONFIG -------------------------------------------------------------------------------
 
 
-def _from_tf_config(text: str) -> Job:
+def _from_tf_config(written: str) -> Job:
     try:
-        content = json.loads(text)
+        content = json.loads(written)
         if content and "cluster" not in content:
-            raise _without_cluster(list(content))
-        jobs = {job: hosts for job, hosts in content.get("cluster", {}).items() if hosts}
-        if not jobs and content.get("task", {}).get("index", 0) in (0, "0"):
-            return ALONE  # one host for TensorFlow's resolver too
-        for job, hosts in jobs.items():
+            keys = ", ".join(map(repr, content))
+            raise ClusterError(
+                f'TF_CONFIG has {keys} and no "cluster", the list of hosts, without which every'
+                f" process would train a model alone. Set TF_CONFIG={_EXAMPLE}; or TF_CONFIG={{}}"
+                " if they shall train alone"
+            )
+        hosts_by_job = {job: hosts for job, hosts in content.get("cluster", {}).items() if hosts}
+        # TensorFlow's resolver takes this for one host, too.
+        if not hosts_by_job and content.get("task", {}).get("index", 0) in (0, "0"):
+            return ALONE
+        for job, hosts in hosts_by_job.items():
             if not isinstance(hosts, list):
-                raise _not_a_list(job, hosts)
-        kind = content["task"]["type"]
+                raise ClusterError(
+                    f"TF_CONFIG has {job!r}: {hosts!r}: expected a list of addresses, such as"
+                    ' ["a:2222", "b:2222"]'
+                )
+        own_job = content["task"]["type"]
         index = content["task"]["index"]
-        others = sorted({*jobs, kind} - set(_JOBS))
-        if others:
-            raise _other_jobs(others)
+        strange = sorted({*hosts_by_job, own_job} - set(_JOBS))
+        if strange:
+            raise _other_jobs(strange)
         if not str(index).isdecimal():  # true, 1.7
             raise ValueError
+        # The chief is host 0, because it comes before the workers in every process.
         tasks: List[Tuple[str, int]] = []
         for job in _JOBS:
-            tasks += [(job, number) for number in range(len(jobs.get(job, ())))]
-        hosts = tuple(jobs[job][number] for job, number in tasks)
-        return Job(hosts, tasks.index((kind, int(index))))
+            tasks += [(job, k) for k in range(len(hosts_by_job.get(job, ())))]
+        addresses = tuple(hosts_by_job[job][k] for job, k in tasks)
+        return Job(addresses, tasks.index((own_job, int(index))))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ClusterError(
-            f"TF_CONFIG={text!r}: expected {_EXAMPLE}, with this process in the list"
+            f"TF_CONFIG={written!r}: expected {_EXAMPLE}, with this process in the list"
         ) from None
 
 
-def _without_cluster(keys: Sequence[str]) -> ClusterError:
-    names = ", ".join(map(repr, keys))
-    return ClusterError(
-        f'TF_CONFIG has {names} and no "cluster", the list of hosts, without which every process'
-        f" would train a model alone. Set TF_CONFIG={_EXAMPLE}; or TF_CONFIG={{}} if they shall"
-        " train alone"
-    )
-
-
-def _not_a_list(job: str, hosts: Any) -> ClusterError:
-    return ClusterError(
-        f'TF_CONFIG has {job!r}: {hosts!r}: expected a list of addresses, such as ["a:2222",'
-        ' "b:2222"]'
-    )
-
-
-def _other_jobs(others: Sequence[str]) -> ClusterError:
+def _other_jobs(strange: Sequence[str]) -> ClusterError:
     """Return the same error on every host, whatever its own job."""
-    names = ", ".join(map(repr, others))
+    listed = ", ".join(map(repr, strange))
     renamed = ""
-    for job in others:
+    # Other programs call the chief "master", and some write jobs in capitals.
+    for job in strange:
         known = "chief" if job == "master" else job.lower()
         if known in _JOBS:
             renamed += f"; call a {job!r} {known!r}"
     return ClusterError(
-        f"TF_CONFIG has {names}: the jobs here are 'chief' and 'worker', and all of their tasks"
-        f' train. Remove {names} from "cluster" on every host, and start no such task{renamed}'
+        f"TF_CONFIG has {listed}: the jobs here are 'chief' and 'worker', and all of their tasks"
+        f' train. Remove {listed} from "cluster" on every host, and start no such task{renamed}'
     )
 
 
@@ -299,23 +289,25 @@ def expand(nodelist: str) -> List[str]:
     Raises:
         ClusterError: it is not such a list.
     """
-    names: List[str] = []
-    for entry in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
-        before, bracket, rest = entry.partition("[")
+    nodes: List[str] = []
+    for pattern in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        before, bracket, within = pattern.partition("[")
         if not bracket:
-            names.append(entry)
+            nodes.append(pattern)
             continue
-        numbers, _, after = rest.partition("]")
-        for span in numbers.split(","):
-            first, _, last = span.partition("-")
-            if not (first + last).isdecimal():
+        spans, _, after = within.partition("]")
+        for span in spans.split(","):
+            start, _, stop = span.partition("-")
+            if not (start + stop).isdecimal():
                 raise ClusterError(
                     f"SLURM_STEP_NODELIST={nodelist!r}: expected names such as n[08-10,12],login"
                 )
-            for number in range(int(first), int(last or first) + 1):
-                digits = str(number).zfill(len(first))
-                names += expand(f"{before}{digits}{after}")
-    return names
+            # A number has as many digits as the first one: n[08-10] is n08, n09, n10. More brackets
+            # may come behind.
+            for k in range(int(start), int(stop or start) + 1):
+                digits = str(k).zfill(len(start))
+                nodes += expand(f"{before}{digits}{after}")
+    return nodes
 
 
 # ---- addresses -------------------------------------------------------------------------------
@@ -327,6 +319,7 @@ def split_address(address: Any) -> Tuple[str, int]:
     Raises:
         ClusterError: the port is missing or not between 1 and 65535, or the address is a URL.
     """
+    # The last colon counts, because an IPv6 address has more of them.
     host, colon, port = str(address).rpartition(":")
     is_number = port.isascii() and port.isdecimal() and len(port) <= 5
     is_port = is_number and 0 < int(port) < 65536
@@ -348,7 +341,8 @@ def check_hosts(hosts: Sequence[str], task: int) -> None:
             f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]"
         )
     addresses = [split_address(host) for host in hosts]
-    if len({(name.lower(), port) for name, port in addresses}) < len(hosts):
+    # Names of hosts are the same in capitals.
+    if len({(host.lower(), port) for host, port in addresses}) < len(hosts):
         raise ClusterError(
             f"hosts={list(hosts)}: an address is there more than once; give each host its own, and"
             " hosts on one machine different ports"

@@ -35,11 +35,12 @@ SILENT = "does not answer: its process is frozen, or its machine or network is d
 STRANGE = "is no TensorFlow server: another program listens at this address"
 _INTERRUPTED = "an earlier run was interrupted and still waits for other hosts"
 
-# the client's connection preface, then an empty SETTINGS frame (RFC 7540, section 3.5)
+# The client's connection preface, then an empty SETTINGS frame (RFC 7540, section 3.5).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-# a server's SETTINGS frame begins with its length, of three bytes, then its type and no flags
+# A server's SETTINGS frame begins with its length, of three bytes, then its type and no flags.
 _SETTINGS = b"\4\0"
-_PAUSE = 0.1  # seconds between two looks at a host that is expected to change
+# Seconds between two looks at a host that is expected to change.
+_PAUSE = 0.1
 
 
 class HealthCheck:
@@ -51,12 +52,14 @@ class HealthCheck:
         timeout: seconds within which all hosts end after one of them.
 
     Attributes:
+        timeout: as given.
         interval: seconds between two heartbeats, and for the answer to one.
     """
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float):
+        self.timeout = timeout
         self.interval = timeout / 6
-        self._others = {other: address for other, address in enumerate(hosts) if other != task}
+        self._address_by_task = {k: address for k, address in enumerate(hosts) if k != task}
         self._is_waiting = False
         self._fault = ""  # why the call that still waits was abandoned
 
@@ -81,28 +84,29 @@ class HealthCheck:
             raise ClusterError(f"{self._fault or _INTERRUPTED}. {START_AGAIN}")
         call: futures.Future = futures.Future()
         end = time.monotonic() + seconds
-        thread = threading.Thread(target=_complete, args=(call, function))
-        thread.daemon = True  # A call that is stuck must not keep the interpreter from exiting.
+        # A call that is stuck must not keep the interpreter from exiting.
+        thread = threading.Thread(target=_complete, args=(call, function), daemon=True)
         thread.start()
         self._is_waiting = True
-        while not futures.wait([call], self._seconds_to(end)).done:
+        while True:
+            # The next heartbeat is at the end at the latest, so that no call waits longer.
+            pause = min(self.interval, max(0.0, end - time.monotonic()))
+            if futures.wait([call], pause).done:
+                break
             fault = self.fault()
             if not fault and time.monotonic() > end:
                 fault = (
                     f"waited {seconds:g} s for the other hosts {doing}; all of them answer, but one"
                     " is stuck, has started again, runs another number of steps, or has another"
-                    f" list of hosts than {list(self._others.values())}"
+                    f" list of hosts than {list(self._address_by_task.values())}"
                 )
+            # The call may have ended while the hosts were asked.
             if fault and not call.done():
                 self._fault = fault
                 self.let_others_find_it()
                 raise ClusterError(f"{fault}. {START_AGAIN}")
         self._is_waiting = False
         return call.result()
-
-    def _seconds_to(self, end: float) -> float:
-        """Return the seconds until the next heartbeat, which is at ``end`` at the latest."""
-        return min(self.interval, max(0.0, end - time.monotonic()))
 
     def let_others_find_it(self) -> None:
         """Sleep for as long as the other hosts may need to find the same fault.
@@ -118,29 +122,35 @@ class HealthCheck:
         """
         end = time.monotonic() + seconds
         while True:
-            faults = self._faults(self._others)
-            if SILENT in faults.values():
-                faults = self._faults({task: self._others[task] for task in faults})
-            if faults or time.monotonic() > end:
-                named = [f"host {task} ({self._others[task]}) {faults[task]}" for task in faults]
-                return "; ".join(named)
+            fault_by_task = self._faults(self._address_by_task)
+            # A host under load may be late once.
+            if SILENT in fault_by_task.values():
+                suspects = {task: self._address_by_task[task] for task in fault_by_task}
+                fault_by_task = self._faults(suspects)
+            if fault_by_task or time.monotonic() > end:
+                clauses = []
+                for task, fault in fault_by_task.items():
+                    clauses.append(f"host {task} ({self._address_by_task[task]}) {fault}")
+                return "; ".join(clauses)
             time.sleep(_PAUSE)
 
-    def _faults(self, addresses: Dict[int, str]) -> Dict[int, str]:
+    def _faults(self, address_by_task: Dict[int, str]) -> Dict[int, str]:
         """Ask hosts at once; return ``{task: fault}`` of hosts without an answer in time."""
-        faults = dict.fromkeys(addresses, SILENT)
+        fault_by_task = dict.fromkeys(address_by_task, SILENT)
 
         def ask(task: int) -> None:
-            faults[task] = heartbeat(addresses[task], self.interval)
+            fault_by_task[task] = heartbeat(address_by_task[task], self.interval)
 
         # The look-up of a name has no time limit, so a thread that takes longer is abandoned.
-        threads = [threading.Thread(target=ask, args=(task,), daemon=True) for task in addresses]
+        threads = []
+        for task in address_by_task:
+            threads.append(threading.Thread(target=ask, args=(task,), daemon=True))
         end = time.monotonic() + self.interval
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
-        return {task: fault for task, fault in sorted(faults.items()) if fault}
+        return {task: fault for task, fault in sorted(fault_by_task.items()) if fault}
 
     def wait_for_servers(self, seconds: float) -> None:
         """Wait until all hosts listen: a step that needs a host that never did would hang for ever.

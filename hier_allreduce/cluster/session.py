@@ -29,20 +29,22 @@ from .health import START_AGAIN, HealthCheck
 # TensorFlow numbers the steps of a sequence. The key of a sequence is a random number of 64 bits,
 # unless a run gives one; ours are this number and the next ones.
 _FIRST_SEQUENCE = 0x48410000
-# the errors of a step that fails because it has failed on another host
+# A step that fails because it has failed on another host has one of these errors.
 _FROM_OTHER_HOSTS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
-# what TensorFlow calls a process; after a restart it is another one
+# TensorFlow calls a process so.
 _INCARNATION = "incarnation"
 _RESTARTED = (
     "all hosts answer, but one was lost for a moment: it has started again while the others still"
     " ran, or the network between them failed"
 )
-_CLOSING_SECONDS = 1.0  # A process that ends may close its connections before its port.
-_MOST_LISTED = 5  # differences that an error message lists
+# A process that ends may close its connections before its port.
+_CLOSING_SECONDS = 1.0
+# An error message lists so many differences at most.
+_MOST_LISTED = 5
 _ONE_THREAD = (
     "another thread is in a step with the other hosts, and TensorFlow would give this one the same"
     " number: run all such steps from one thread. Work that needs no other host, such as filling a"
@@ -70,10 +72,10 @@ class ClusterSession(tf1.Session):
         target: this host's server.
         graph, config: as in ``tf.compat.v1.Session``.
         job: the hosts, and which one this is.
-        health: of the other hosts.
+        health: the other hosts' health.
         stall_timeout: seconds that a live host may keep the others waiting in a step.
-        number: of this session among the cluster's, the same on all hosts.
-        collectives: the numbers of collectives that sessions add, the same on all hosts.
+        index: the index of this session among the cluster's, the same on all hosts.
+        instances: the numbers of collectives that sessions add, the same on all hosts.
     """
 
     def __init__(
@@ -84,22 +86,24 @@ class ClusterSession(tf1.Session):
         job: Job,
         health: HealthCheck,
         stall_timeout: float,
-        number: int,
-        collectives: Iterator[int],
+        index: int,
+        instances: Iterator[int],
     ):
         super().__init__(target, graph, config)
         self._job = job
         self._health = health
         self._stall_timeout = stall_timeout
-        self._sequence = _FIRST_SEQUENCE + number
-        self._numbers = collectives
-        self._own = tf1.Session(target, tf.Graph(), config)  # for collectives that this class adds
-        self._state = _State.LEFT  # until it has begun
-        self._reason = ""  # of FAILED and LOST, for errors
-        self._step = threading.Lock()  # held during a step with the other hosts
-        self._needed: Dict[
-            Tuple[Any, ...], List[Any]
-        ] = {}  # collectives, by the ops that need them
+        self._sequence = _FIRST_SEQUENCE + index
+        self._instances = instances
+        # Collectives of this class have a graph of their own, because the user's may be finalized.
+        self._own = tf1.Session(target, tf.Graph(), config)
+        # It has no step with the other hosts until it has begun.
+        self._state = _State.LEFT
+        # Errors tell why the state is FAILED or LOST.
+        self._reason = ""
+        # A step with the other hosts holds this lock.
+        self._step = threading.Lock()
+        self._collectives_by_ops: Dict[Tuple[Any, ...], List[Any]] = {}
         self._checksums: List[Any] = []
         self._has_compared_weights = False
 
@@ -117,9 +121,22 @@ class ClusterSession(tf1.Session):
                 order in this one; or the hosts began with different weights.
         """
         run = super().run
-        collectives = self._collectives_for(fetches)
+        # Find the collectives that the fetches need, once for the same fetches, because a training
+        # loop runs them again and again.
+        elements = [self.graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
+        ops = tuple(
+            element if isinstance(element, tf.Operation) else element.op for element in elements
+        )
+        if ops not in self._collectives_by_ops:
+            collectives = collectives_of(ops)
+            check_order(collectives)
+            self._collectives_by_ops[ops] = collectives
+        collectives = self._collectives_by_ops[ops]
         if not collectives:
             return run(fetches, feed_dict, options, run_metadata)
+
+        # Compare the weights before the first sum, because hosts that begin with different ones
+        # stay different.
         with self._only_thread():
             adds_up = any(op.type.startswith("CollectiveReduce") for op in collectives)
             if adds_up and not self._has_compared_weights:
@@ -134,18 +151,6 @@ class ClusterSession(tf1.Session):
         """Return a callable as ``Session.make_callable`` does, with the errors of :meth:`run`."""
         # With a list of feeds, the callable calls run().
         return super().make_callable(fetches, feed_list or [], accept_options)
-
-    def _collectives_for(self, fetches: Any) -> List[Any]:
-        """Return the collectives that fetches need."""
-        elements = [self.graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
-        ops = tuple(
-            element if isinstance(element, tf.Operation) else element.op for element in elements
-        )
-        if ops not in self._needed:
-            collectives = collectives_of(ops)
-            check_order(collectives)
-            self._needed[ops] = collectives
-        return self._needed[ops]
 
     @contextlib.contextmanager
     def _only_thread(self) -> Iterator[None]:
@@ -203,7 +208,9 @@ class ClusterSession(tf1.Session):
         try:
             return self._health.wait(step, seconds, doing)
         except tf.errors.OpError as error:
-            was_lost = _is_of_lost_host(error)
+            # A host that starts again is another process for TensorFlow, in another incarnation.
+            is_unavailable = isinstance(error, tf.errors.UnavailableError)
+            was_lost = is_unavailable or _INCARNATION in str(error.message)
             if not (was_lost or isinstance(error, _FROM_OTHER_HOSTS)):
                 raise
             fault = self._health.fault(_CLOSING_SECONDS)
@@ -224,15 +231,21 @@ class ClusterSession(tf1.Session):
         Raises:
             ClusterError: a host is gone, or has other lines; the message names it and them.
         """
-        for task, text in enumerate(self._texts("\n".join(lines), seconds)):
-            differs = _difference(lines, text.split("\n"))
-            if differs:
-                self._end_together()
-                raise ClusterError(
-                    f"host {task} ({self._job.hosts[task]}) differs from this host"
-                    f" ({self._job.task}): {differs}. All hosts must run the same program with the"
-                    " same settings"
-                )
+        for task, joined in enumerate(self._texts("\n".join(lines), seconds)):
+            theirs = joined.split("\n")
+            if theirs == list(lines):
+                continue
+            there = [f"{line} there" for line in theirs if line not in lines]
+            here = [f"{line} here" for line in lines if line not in theirs]
+            listed = there[:_MOST_LISTED] + here[:_MOST_LISTED]
+            difference = "; ".join(listed) or "the same in another order"
+            # The other hosts need this host until they have read its lines.
+            self._end_together()
+            raise ClusterError(
+                f"host {task} ({self._job.hosts[task]}) differs from this host"
+                f" ({self._job.task}): {difference}. All hosts must run the same program with the"
+                " same settings"
+            )
         self._checksums = checksums(self.graph)
         self._state = _State.READY
 
@@ -245,61 +258,64 @@ class ClusterSession(tf1.Session):
         with self._only_thread():
             self._compare_weights("the hosts' weights have become different")
 
-    def _compare_weights(self, found: str) -> None:
+    def _compare_weights(self, fault: str) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
         if not self._checksums:
             return
         run = super().run
         are_set = run([checksum.is_set for checksum in self._checksums])
-        numbers = [number for number, is_set in enumerate(are_set) if is_set]
-        row = np.zeros([len(are_set), 2], np.int64)
-        row[numbers] = run([self._checksums[number].value for number in numbers])
-        rows = self._rows(row.ravel(), self._stall_timeout, "to compare the weights")
-        rows = rows.reshape(-1, *row.shape)  # H × N × 2
-        differs = (rows != rows[0]).any(axis=2)
-        differing = [self._checksums[number].name for number in np.flatnonzero(differs.any(0))]
+        initialized = np.flatnonzero(are_set)
+        own = np.zeros([len(are_set), 2], np.int64)
+        own[initialized] = run([self._checksums[n].value for n in initialized])
+        table = self._table(own.ravel(), self._stall_timeout, "to compare the weights")
+        table = table.reshape(-1, *own.shape)  # H × N × 2
+        differs = (table != table[0]).any(axis=2)  # H × N
+        differing = [self._checksums[n].name for n in np.flatnonzero(differs.any(0))]
         if differing:
             self._end_together()
-            others = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
+            hosts = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
             raise ClusterError(
-                f"{found}: {len(differing)} of {len(self._checksums)} variables are not the same on"
-                f" host 0 and on {', '.join(others)}, {', '.join(differing[:_MOST_LISTED])} among"
+                f"{fault}: {len(differing)} of {len(self._checksums)} variables are not the same on"
+                f" host 0 and on {', '.join(hosts)}, {', '.join(differing[:_MOST_LISTED])} among"
                 " them. Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their"
                 " values, or restore the same checkpoint on every host"
             )
 
-    def _rows(self, row: Any, seconds: float, doing: str) -> Any:
-        """Return the rows of all hosts, H×M whole numbers, of which this host gives one.
+    def _table(self, integers: Any, seconds: float, doing: str) -> Any:
+        """Return an H×M table: the M whole numbers of each host, of which this host gives its own.
 
         ``seconds`` and ``doing`` are those of :meth:`HealthCheck.wait`.
         """
         own = self._own
         with own.graph.as_default():
-            rows = gather(tf.constant(row, tf.int64), self._job, next(self._numbers))
-        return self._wait(lambda: own.run(rows, options=self._numbered()), seconds, doing)
+            ours = tf.constant(integers, tf.int64)
+            table = gather(ours, self._job, next(self._instances))
+        return self._wait(lambda: own.run(table, options=self._numbered()), seconds, doing)
 
-    def _texts(self, text: str, seconds: float) -> List[str]:
+    def _texts(self, own: str, seconds: float) -> List[str]:
         """Return the texts of all hosts; nothing if they are equal."""
+        # Compare lengths and digests first, because the texts of equal hosts need not cross.
         doing = "to compare the graphs"
-        data = text.encode()
-        digest = np.frombuffer(hashlib.sha256(data).digest(), np.int64)
-        rows = self._rows([len(data), *digest], seconds, doing)
-        if (rows == rows[0]).all():
+        encoded = own.encode()
+        digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.int64)
+        table = self._table([len(encoded), *digest], seconds, doing)
+        if (table == table[0]).all():
             return []
-        words = -(-rows[:, 0].max() // 8)  # of 8 bytes, for the longest text
-        padded = data.ljust(8 * words, b"\0")
-        rows = self._rows(np.frombuffer(padded, np.int64), seconds, doing)
-        return [row.tobytes().rstrip(b"\0").decode() for row in rows]
+        # A collective needs equal shapes, so all texts are as long as the longest one.
+        words = -(-table[:, 0].max() // 8)  # of 8 bytes
+        padded = encoded.ljust(8 * words, b"\0")
+        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
+        return [line.tobytes().rstrip(b"\0").decode() for line in table]
 
     # ---- the end -----------------------------------------------------------------------------
 
     def _end_together(self) -> None:
         """Wait until all hosts have come to this point, are gone, or the timeout has passed.
 
-        A host gets the last rows from the others, so none may end before all have read them.
+        A host gets the last table from the others, so none may end before all have read it.
         """
         with contextlib.suppress(ClusterError, tf.errors.OpError):
-            self._rows([0], 6 * self._health.interval, "to end together")
+            self._table([0], self._health.timeout, "to end together")
 
     def close(self) -> None:
         """Close the session once all hosts have come to this point, are gone, or after the timeout.
@@ -311,7 +327,8 @@ class ClusterSession(tf1.Session):
         if self._state in (_State.READY, _State.FAILED) and not self._health.is_stuck:
             self._leave()
             self._end_together()
-        if not self._health.is_stuck:  # Closing would wait for the call that is stuck.
+        # Closing would wait for the call that is stuck.
+        if not self._health.is_stuck:
             super().close()
             self._own.close()
 
@@ -320,37 +337,23 @@ class ClusterSession(tf1.Session):
         if self._state is not _State.LOST:
             self._state = _State.LEFT
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, error_type: Any, error: Any, trace: Any) -> None:
         # TensorFlow then calls close() in a thread that does not see the exception.
         if _is_failure(error):
             self._leave()
-        super().__exit__(kind, error, trace)
-
-
-def _is_of_lost_host(error: Any) -> bool:
-    """Return whether a step has met a host that was gone, or another process in its place."""
-    return isinstance(error, tf.errors.UnavailableError) or _INCARNATION in str(error.message)
+        super().__exit__(error_type, error, trace)
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:
     """Yield the tensors, ops, variables and names in fetches."""
-    if isinstance(fetches, Mapping):  # tf.nest would sort its keys, which hooks need not allow
+    # tf.nest would sort the keys of a mapping, which hooks need not allow.
+    if isinstance(fetches, Mapping):
         fetches = list(fetches.values())
     if isinstance(fetches, (list, tuple)):
         for fetch in fetches:
             yield from _leaves(fetch)
     elif fetches is not None:
         yield from tf.nest.flatten(fetches, expand_composites=True)
-
-
-def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """Return the lines in which two hosts differ; empty if they do not."""
-    there = [f"{line} there" for line in theirs if line not in mine]
-    here = [f"{line} here" for line in mine if line not in theirs]
-    listed = there[:_MOST_LISTED] + here[:_MOST_LISTED]
-    if listed:
-        return "; ".join(listed)
-    return "" if list(mine) == list(theirs) else "the same in another order"
 
 
 def _is_failure(error: Optional[BaseException]) -> bool:
@@ -369,7 +372,8 @@ def session_config(job: Job, devices_per_host: int, config: Optional[Any] = None
     full.CopyFrom(config or tf1.ConfigProto())
     full.device_count["CPU"] = max(full.device_count["CPU"], devices_per_host)
     if len(job.hosts) > 1:
-        full.use_per_session_threads = False  # sessions of a server use the server's threads
+        # Sessions of a server use the server's threads.
+        full.use_per_session_threads = False
         full.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
         # In TensorFlow 1, ops that name no task would go to task 0 without this filter.
         full.device_filters.append(f"/job:worker/task:{job.task}")
@@ -382,7 +386,13 @@ def start_server(job: Job, config: Any) -> Any:
     Raises:
         ClusterError: its port is taken.
     """
-    _bypass_proxy(job.hosts)
+    # Except the hosts from the proxy of `http_proxy`, because gRPC would ask it for them, and wait
+    # for ever. The gRPC of TensorFlow 1.15 reads only the second variable.
+    machines = [split_address(address)[0] for address in job.hosts]
+    excepted = os.environ.get("no_proxy", "")
+    for variable in ("no_grpc_proxy", "no_proxy"):
+        before = os.environ.get(variable, excepted).split(",")
+        os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *machines])))
     try:
         return tf1.train.Server(
             {"worker": list(job.hosts)},
@@ -397,16 +407,3 @@ def start_server(job: Job, config: Any) -> Any:
             " another process uses the port (an earlier run?), end it, or give this host another"
             " port in every host's list"
         ) from error
-
-
-def _bypass_proxy(hosts: Sequence[str]) -> None:
-    """Except the hosts from the proxy of ``http_proxy``.
-
-    gRPC would ask the proxy for them, and wait for ever.
-    """
-    names = [split_address(address)[0] for address in hosts]
-    excepted = os.environ.get("no_proxy", "")
-    # The gRPC of TensorFlow 1.15 reads only the second variable.
-    for variable in ("no_grpc_proxy", "no_proxy"):
-        before = os.environ.get(variable, excepted).split(",")
-        os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *names])))

@@ -29,7 +29,8 @@ from .collectives import (
 from .environment import Job
 
 BUILT = "hier_allreduce/hosts"  # the collection of a graph with lines that all hosts must have
-_MOST_DIMENSIONS = 254  # of a tensor: TensorShape::MaxDimensions() in TensorFlow
+# A tensor has so many dimensions at most: TensorShape::MaxDimensions() in TensorFlow.
+_MOST_DIMENSIONS = 254
 
 
 class SharedOps:
@@ -38,7 +39,7 @@ class SharedOps:
     Args:
         job: the hosts, and the index of this one.
         devices_per_host: K.
-        communication: between roots, ``"ring"`` or ``"nccl"``.
+        communication: the engine between roots, ``"ring"`` or ``"nccl"``.
 
     Attributes:
         size: H, the number of hosts.
@@ -50,22 +51,23 @@ class SharedOps:
         self._devices_per_host = devices_per_host
         self._communication = communication
         self._built = 0  # collectives in users' graphs
-        self._last_over_nccl: Dict[int, Any] = {}  # of the all-reduce that is being built, by root
+        # The last call of each root in the all-reduce that is being built.
+        self._last_over_nccl: Dict[int, Any] = {}
 
     def announce(
         self,
         name: str,
         towers: int,
         gradients: Sequence[Tuple[str, str, Any]],
-        facts: Mapping[str, Any],
+        settings: Mapping[str, Any],
     ) -> None:
         """Check an all-reduce before its first op is added, and note it: hosts compare their notes.
 
         Args:
-            name: of the all-reduce, in errors.
+            name: the name of the all-reduce in errors.
             towers: K of this host.
             gradients: name, dtype and shape of N gradients; a dtype is empty if there is none.
-            facts: what else must be equal on all hosts.
+            settings: what else must be equal on all hosts.
 
         Raises:
             ClusterError: the gradients are not for ``devices_per_host`` devices; or there are
@@ -80,6 +82,7 @@ class SharedOps:
             )
         if self.size == 1:
             return
+        # All checks come before the first note, so that an error leaves the graph unchanged.
         _check_graph()
         for variable, (gradient, dtype, _) in enumerate(gradients):
             if dtype and not can_cross(dtype):
@@ -92,15 +95,15 @@ class SharedOps:
             for gradient, dtype, shape in gradients
         ]
         lines.append(f"communication: {self._communication}")
-        lines += [f"{key}: {value}" for key, value in facts.items()]
+        lines += [f"{key}: {setting}" for key, setting in settings.items()]
         self._note(f"all-reduce ({name})", lines)
         self._last_over_nccl = {}
 
-    def announce_update(self, kind: str, options: Mapping[str, Any]) -> None:
+    def announce_update(self, optimizer: str, options: Mapping[str, Any]) -> None:
         """Note an optimizer's class and the numbers that it was made with: hosts compare them."""
         if self.size > 1:
-            lines = [f"optimizer: {kind}"]
-            lines += [f"optimizer: {name}={value}" for name, value in options.items()]
+            lines = [f"optimizer: {optimizer}"]
+            lines += [f"optimizer: {key}={option}" for key, option in options.items()]
             self._note("update", lines)
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
@@ -111,15 +114,29 @@ class SharedOps:
         the order in which they were built.
 
         Args:
-            tensor: of one shape and dtype on all hosts.
+            tensor: a tensor of one shape and dtype on all hosts.
             root: the tower.
             name: the name scope of the ops.
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tensor
         before = []
+        # Engines compare only sizes. So shapes that are not known are compared by an op that fails
+        # on every host if they differ. It is not in the chunk's scope, where the audit counts the
+        # sums over hosts.
         if not tensor.shape.is_fully_defined():
-            before.append(self._equal_shapes(tensor, name.rpartition("/")[0]))
+            with tf1.name_scope("shapes_across"):
+                shape = tf.shape(tensor)
+                with tf1.device("/cpu:0"):
+                    missing = _MOST_DIMENSIONS - tf.size(shape)
+                    sizes = tf.pad(shape + 1, [[0, missing]])  # no size becomes 0
+                    shapes = gather(sizes, self._job, self._next_instance())  # H lines
+                    told = (
+                        f"{name.rpartition('/')[0]}: the shape of its gradient differs between the"
+                        " hosts; on this host it is"
+                    )
+                    are_equal = tf.reduce_all(tf.equal(shapes, shapes[:1]))
+                    before.append(tf.raw_ops.Assert(condition=are_equal, data=[told, shape]))
         if root in self._last_over_nccl:
             before.append(self._last_over_nccl[root])
         with tf1.name_scope(name):
@@ -127,38 +144,19 @@ class SharedOps:
             here = tensor if tensor.device else tf.identity(tensor)
             wide = tf.cast(here, crossing_dtype(tensor.dtype.name))
             with tf1.control_dependencies(before):
-                number = self._next_number()
-                total = add_up(wide, self._job, ON_ROOTS + root, number, self._communication)
+                instance = self._next_instance()
+                total = add_up(wide, self._job, ON_ROOTS + root, instance, self._communication)
             if self._communication == NCCL:
                 self._last_over_nccl[root] = total.op
             total.set_shape(tensor.shape)
             return tf.cast(total, tensor.dtype)
-
-    def _equal_shapes(self, tensor: Any, name: str) -> Any:
-        """Return an op that fails on every host if the hosts' tensors differ in shape.
-
-        Engines compare only sizes.
-        """
-        # not in the chunk's scope, where the audit counts the sums over hosts
-        with tf1.name_scope("shapes_across"):
-            shape = tf.shape(tensor)
-            with tf1.device("/cpu:0"):
-                missing = _MOST_DIMENSIONS - tf.size(shape)
-                row = tf.pad(shape + 1, [[0, missing]])  # no size becomes 0
-                rows = gather(row, self._job, self._next_number())  # H × _MOST_DIMENSIONS
-                told = (
-                    f"{name}: the shape of its gradient differs between the hosts; on this host it"
-                    " is"
-                )
-                are_equal = tf.reduce_all(tf.equal(rows, rows[:1]))
-                return tf.raw_ops.Assert(condition=are_equal, data=[told, shape])
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return the op of :meth:`.Cluster.broadcast`; raises its errors."""
         if self.size == 1:
             return tf.no_op()
         _check_graph()
-        texts = {}
+        line_by_name = {}
         for variable in variables:
             if not (in_current_graph(variable) and hasattr(variable, "assign")):
                 raise ClusterError(
@@ -166,32 +164,34 @@ class SharedOps:
                 )
             dtype = str(variable.dtype.base_dtype.name)
             shape = variable.shape
-            text = _dtype_and_shape(dtype, shape)
-            texts[str(variable.op.name)] = text
+            described = _dtype_and_shape(dtype, shape)
+            line_by_name[str(variable.op.name)] = f"{variable.op.name}: {described}"
             if not can_cross(dtype) or not shape.is_fully_defined():
                 raise ClusterError(
-                    f"variable {variable.op.name!r} is {text}: only numbers of known shape can be"
-                    " sent to other hosts; leave it out of the variables"
+                    f"variable {variable.op.name!r} is {described}: only numbers of known shape can"
+                    " be sent to other hosts; leave it out of the variables"
                 )
-        self._note("broadcast", [f"variables: {name}: {texts[name]}" for name in sorted(texts)])
+        # Variables are sent in the order of their names, because hosts may list them in any.
+        lines = [f"variables: {line_by_name[sent]}" for sent in sorted(line_by_name)]
+        self._note("broadcast", lines)
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         with tf1.name_scope("broadcast"):
             sent = [
-                send(variable, self._job, self._next_number())
+                send(variable, self._job, self._next_instance())
                 for variable in ordered
                 if variable.shape.num_elements() != 0
             ]
             return tf.group(*sent)
 
-    def _next_number(self) -> int:
+    def _next_instance(self) -> int:
         """Return the number of a collective in a user's graph, the same on all hosts."""
         self._built += 1
         return FIRST_IN_GRAPHS + self._built - 1
 
-    def _note(self, kind: str, lines: Sequence[str]) -> None:
+    def _note(self, operation: str, lines: Sequence[str]) -> None:
         """Note in the graph which collectives are about to be built."""
         for line in lines:
-            tf1.add_to_collection(BUILT, f"collective {self._built}, {kind}, {line}")
+            tf1.add_to_collection(BUILT, f"collective {self._built}, {operation}, {line}")
 
 
 def _dtype_and_shape(dtype: str, shape: Any) -> str:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
-from ..planning import Chunk, Strategy, run, strategy_from
-from ..planning.chunks import Load
-from ..planning.plan import complete_on, copies_in, sums_in, sums_to
+from ..planning.chunks import Chunk, Load
+from ..planning.plan import complete_on, copies_in, run, sums_in, sums_to
+from ..planning.strategy import Strategy, strategy_from
 from .columns import (
     check_average,
     check_names,
@@ -137,12 +137,13 @@ def allreduce_grads_hierarchical(
     check_names(unknown, "allreduce_grads_hierarchical", ["average"])
     devices = device_strings(devices)  # K
     strategy = Strategy("hierarchical", chunk_bytes=0)
-    results = []
     # Few rows travel as rows, as they do on the original's way to its adders.
-    for device, row in zip(devices, allreduce_grads(all_grads, devices, average, strategy)):
+    rows = allreduce_grads(all_grads, devices, average, strategy)  # K × N
+    dense_rows = []
+    for device, row in zip(devices, rows):
         with forget_colocation(), tf1.device(device):
-            results.append(tuple(map(made_dense, row)))
-    return results
+            dense_rows.append(tuple(map(made_dense, row)))
+    return dense_rows
 
 
 @without_autograph
@@ -175,16 +176,17 @@ def allreduce_grads_and_vars(
     check_existence(devices)
     strategy = strategy_from(strategy)
     pairs = checked_pairs(all_grads_and_vars, devices)  # K × N pairs
-    names = variable_names(pairs, devices)  # N
     grads = [grads_in(row) for row in pairs]  # K × N
+    names = variable_names(pairs, devices)  # N
     layout = plan_gradients(grads, devices, average, strategy, cluster, names)
     reduced = add_ops(layout, average, name, cluster)  # K × N
+    # With one tower the program races no more than without this package, so it gets no warning.
     if len(devices) > 1:
         warn_of_references(variables_in(pairs[0]))
-    results = []
+    reduced_pairs = []
     for row, new_grads in zip(pairs, reduced):
-        results.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
-    return results
+        reduced_pairs.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
+    return reduced_pairs
 
 
 # ---- the road ------------------------------------------------------------------------------------
@@ -218,7 +220,8 @@ def plan_gradients(
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     hosts = 1 if cluster is None else cluster.size
     strategy = hook().strategy(strategy, hosts)
-    if hosts > 1:  # they have different rows, and a collective needs equal shapes
+    # Hosts have different rows, and a collective needs equal shapes, so rows become dense.
+    if hosts > 1:
         strategy = replace(strategy, sparse="dense")
     columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
 
@@ -237,58 +240,53 @@ def add_ops(
 
     With :func:`sums_only` a gradient is None on all towers but its root.
     """
-    name = name or "hier_allreduce"
-    check_scope(name)
+    scope = name or "hier_allreduce"
+    check_scope(scope)
+    # Hosts compare these lines before the first step, because a collective waits for ever if they
+    # have built different sums.
     if cluster is not None:
         gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
-        facts = {"average": bool(average), "layout": layout.fingerprint}
-        cluster.ops.announce(name, len(layout.devices), gradients, facts)
-    hosts = None if cluster is None else cluster.ops
-    rows = _reduced(layout, Context(layout.devices, average, hosts), name)  # K × N
+        settings = {"average": bool(average), "layout": layout.fingerprint}
+        cluster.ops.announce(scope, len(layout.devices), gradients, settings)
+    shared_ops = None if cluster is None else cluster.ops
+    context = Context(layout.devices, average, shared_ops)
+    rows = _reduced(layout, context, scope)  # K × N
     return list(hook().reduced(rows))
 
 
 def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...]]:
     """Return K rows of N results; None where the schedules bring none."""
     sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
+    complete = [complete_on(chunk.steps) for chunk in layout.chunks]  # C sets of towers
     packing = Packing(layout, context)
-    towers = range(len(layout.devices))
     with forget_colocation(), tf1.name_scope(name) as scope:
         # Pack each tower's gradients into its chunks: small ones are joined, large ones cut.
-        packed = [_packed(layout, packing, tower) for tower in towers]  # K × C
+        packed = []  # K × C
+        for tower, device in enumerate(layout.devices):
+            with tf1.device(device):
+                grads = [gradient(column, tower, layout.devices) for column in layout.columns]
+                packed.append(packing.pack(tower, grads))
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
         reduced = []  # C × K
-        for chunk, values, ops in zip(layout.chunks, zip(*packed), sums):
-            reduced.append(run(chunk.steps, values, ops))
+        for chunk, tensors, ops in zip(layout.chunks, zip(*packed), sums):
+            reduced.append(run(chunk.steps, tensors, ops))
         record(scope, layout, context.host_count, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
-        results = [_unpacked(layout, packing, sums, reduced, tower) for tower in towers]  # K × N
+        unpacked = []  # K × N
+        for tower, device in enumerate(layout.devices):
+            with tf1.device(device):
+                chunks = [
+                    ops.as_result(tower, tensors[tower]) if tower in towers else None
+                    for ops, tensors, towers in zip(sums, reduced, complete)
+                ]
+                unpacked.append(tuple(packing.unpack(tower, chunks)))
 
         # A tower's backward pass waits for its earlier sums, as `lead` says.
-        totals = [values[chunk.root] for chunk, values in zip(layout.chunks, reduced)]
+        totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
         limit_lead(layout, totals)
-        return results
-
-
-def _packed(layout: Layout, packing: Packing, tower: int) -> List[Any]:
-    """Return the C chunks of one tower's gradients."""
-    with tf1.device(layout.devices[tower]):
-        grads = [gradient(column, tower, layout.devices) for column in layout.columns]
-        return packing.pack(tower, grads)
-
-
-def _unpacked(
-    layout: Layout, packing: Packing, sums: Sequence[Sum], reduced: Sequence[Any], tower: int
-) -> Tuple[Any, ...]:
-    """Return one tower's N results, from C chunks of K values."""
-    values: List[Any] = []
-    with tf1.device(layout.devices[tower]):
-        for chunk, of_chunk, ops in zip(layout.chunks, reduced, sums):
-            is_there = tower in complete_on(chunk.steps)
-            values.append(ops.as_result(tower, of_chunk[tower]) if is_there else None)
-        return tuple(packing.unpack(tower, values))
+        return unpacked
 
 
 def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
@@ -296,6 +294,7 @@ def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
     column = layout.column_of(chunk)
     wire = layout.wire_dtype(chunk)
     tensor = f"{chunk.name}.values" if column.is_sparse else chunk.name
+    # Lone tensors are not added up, so they need no wider dtype.
     total = Sum(tensor, context)
     if wire in NARROW_DTYPES and context.contributions > 1:
         total = SixteenBitSum(tensor, context, wire, column.dtype)
@@ -316,11 +315,11 @@ def sums_on(layout: Layout, tower: int) -> Layout:
 
 
 def copy_from_roots(
-    values: Sequence[Any], layout: Layout, name: str = "copy_from_roots"
+    tensors: Sequence[Any], layout: Layout, name: str = "copy_from_roots"
 ) -> List[Tuple[Any, ...]]:
-    """Copy N values from their roots to every tower: the second part of an all-reduce.
+    """Copy N tensors from their roots to every tower: the second part of an all-reduce.
 
-    ``values[n]`` is on the device of tower ``layout.roots()[n]``, and has the shape of a dense
+    ``tensors[n]`` is on the device of tower ``layout.roots()[n]``, and has the shape of a dense
     gradient.
 
     Returns:
@@ -330,17 +329,19 @@ def copy_from_roots(
     columns = list(layout.columns)
     for n, root in layout.roots().items():
         at_root: List[Any] = [None] * len(layout.devices)
-        at_root[root] = values[n]
-        # without a dtype nothing is cast, and no zeros stand for missing gradients
+        at_root[root] = tensors[n]
+        # A column without a dtype is copied as it is, because nothing is then cast, and no zeros
+        # stand for missing gradients.
         columns[n] = columns[n]._replace(grads=tuple(at_root), dtype="", is_sparse=False)
     back = layout._replace(columns=columns).with_steps(copies_in)
     return _reduced(back, Context(layout.devices), name)
 
 
-def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
+def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
-    columns = [column_of(value.op.name, [value]) for value in values]
+    columns = [column_of(tensor.op.name, [tensor]) for tensor in tensors]
     nothing_yet = Load([0] * len(columns), [0] * len(devices))
-    strategy = Strategy(algorithm="tree", main=0, edges=False)  # values are no gradients
+    # No backward pass waits for the copies of variables, so they take no control edges.
+    strategy = Strategy(algorithm="tree", main=0, edges=False)
     layout = lay_out(columns, devices, strategy, load=nothing_yet)
-    return copy_from_roots(values, layout, "broadcast")
+    return copy_from_roots(tensors, layout, "broadcast")

@@ -23,7 +23,7 @@ from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_r
 from ..configs import check_keys
 from ..errors import HierAllreduceError
 from ..formatting import count
-from ..planning import Strategy
+from ..planning.strategy import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
 from .names import name_of, names_of_gradients, names_within_towers, where
 
@@ -48,10 +48,10 @@ class Column(NamedTuple):
     """One variable's K gradients.
 
     Attributes:
-        name: for messages and op names.
+        name: the variable's name in messages and op names.
         grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
-        dtype: of the gradients; empty if there is nothing to add up.
-        shape: as far as it is known; of sparse gradients, their variable's.
+        dtype: the gradients' dtype; empty if all are None, or are only copied.
+        shape: the gradients' shape as far as it is known; of sparse ones, their variable's.
         is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that stay sparse.
     """
 
@@ -71,14 +71,27 @@ def column_of(name: str, grads: Sequence[Any], sparse: str = "auto") -> Column:
     present = [grad for grad in grads if grad is not None]
     dtype = dtype_of(present[0]) if present else ""
     shape = tf.TensorShape(None)
-    for other in map(static_shape, present):
-        is_equal = shape.is_fully_defined() and shape == other
-        if not is_equal:  # merging is slow, and nearly all are equal
-            shape = shape.merge_with(other)
+    for grad_shape in map(static_shape, present):
+        # Shapes are compared first, because merging is slow, and nearly all are equal.
+        is_equal = shape.is_fully_defined() and shape == grad_shape
+        if not is_equal:
+            shape = shape.merge_with(grad_shape)
     column = Column(name, tuple(grads), dtype, shape, is_sparse=False)
     if sparse == "dense" or not has_rows_only(column):
         return column
-    is_smaller_dense = sparse == "auto" and len(grads) > 1 and _rows_exceed_dense(column)
+    # Rows become dense if those of all towers, as far as their number is known before the step
+    # runs, can be more bytes than the dense gradient.
+    is_smaller_dense = False
+    height = column.shape[:1].num_elements()
+    if sparse == "auto" and len(grads) > 1 and height is not None:
+        height_of_rows = sum(count for count in row_counts(column) if count is not None)
+        width = column.shape[1:].num_elements()
+        if width is None:
+            is_smaller_dense = height_of_rows > height
+        else:
+            itemsize = tf.as_dtype(dtype).size
+            bytes_of_rows = height_of_rows * bytes_of_row(column, itemsize)
+            is_smaller_dense = bytes_of_rows > height * width * itemsize
     return column._replace(is_sparse=not is_smaller_dense)
 
 
@@ -86,22 +99,6 @@ def has_rows_only(column: Column) -> bool:
     """Return whether all gradients, at least one, are ``tf.IndexedSlices``."""
     present = [grad for grad in column.grads if grad is not None]
     return bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
-
-
-def _rows_exceed_dense(column: Column) -> bool:
-    """Return whether the rows of all towers can be more bytes than the dense gradient.
-
-    They are at least those whose number is known before the step runs.
-    """
-    height = column.shape[:1].num_elements()
-    if height is None:
-        return False
-    rows = sum(count for count in row_counts(column) if count is not None)
-    width = column.shape[1:].num_elements()
-    if width is None:
-        return rows > height
-    itemsize = tf.as_dtype(column.dtype).size
-    return rows * bytes_of_row(column, itemsize) > height * width * itemsize
 
 
 def row_counts(column: Column) -> List[Optional[int]]:
@@ -117,7 +114,7 @@ def bytes_of_row(column: Column, itemsize: int) -> int:
 
 def dtype_of(grad: Any) -> str:
     """Return the name of a gradient's dtype."""
-    # assign_add of a reference variable gives float32_ref, which is float32
+    # The base dtype counts, because assign_add of a reference variable gives float32_ref.
     return str(grad.dtype.base_dtype.name)
 
 
@@ -144,8 +141,8 @@ def check_average(average: Any) -> None:
 def check_names(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
     """Raise a HierAllreduceError that says what the arguments of a function are called here."""
     if "mean" in unknown:
-        value = unknown["mean"]
-        raise HierAllreduceError(f"{function}(mean={value!r}): it is called average={value!r} here")
+        mean = unknown["mean"]
+        raise HierAllreduceError(f"{function}(mean={mean!r}): it is called average={mean!r} here")
     check_keys(unknown, known, function)
 
 
@@ -170,6 +167,7 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
         if not _is_list(row):
             fault = f"its row is one {type(row).__name__}; {shape}"
             raise HierAllreduceError(f"{where(tower, devices)}: {fault}")
+    # Rows are read once and kept, because they may be iterators.
     full = tuple(map(tuple, rows))
     if len(set(map(len, full))) > 1:
         lengths_of = [f"{where(k, devices)} has {len(row)}" for k, row in enumerate(full)]
@@ -185,21 +183,19 @@ def _is_list(rows: Any) -> bool:
 
 def _unshared(rows: Rows) -> str:
     """Return a clause with the variables that only some towers have; "" for gradients alone."""
-    pairs = [_pairs_among(row) for row in rows]
-    variables = [variables_in(row) for row in pairs]
-    names = names_within_towers(variables)
-    towers: Counter = Counter()
-    for row in names:
-        towers.update(set(row))
-    unshared = sorted(name for name, number in towers.items() if number < len(rows))
-    clause = f"; not on every tower: {', '.join(unshared)}" if unshared else ""
+    pairs = []  # K rows of (gradient, variable) pairs
+    for row in rows:
+        pairs.append([pair for pair in row if not _fault_of_pair(pair)])
+    # One variable has one name on all towers, because the names are without the towers' scopes.
+    towers_by_name: Counter = Counter()
+    for names in names_within_towers([variables_in(row) for row in pairs]):
+        towers_by_name.update(set(names))
+    unshared = [name for name, towers in towers_by_name.items() if towers < len(rows)]
+    clause = f"; not on every tower: {', '.join(sorted(unshared))}" if unshared else ""
+    # A gradient is None for other towers' variables, which come without var_list=.
     some_grad_is_none = any(grad is None for row in pairs for grad in grads_in(row))
     advice = f"; {VAR_LIST_ADVICE}" if some_grad_is_none else ""
     return clause + advice
-
-
-def _pairs_among(row: Sequence[Any]) -> List[Any]:
-    return [entry for entry in row if not _fault_of_pair(entry)]
 
 
 def grads_in(pairs: Sequence[Any]) -> List[Any]:
@@ -240,38 +236,38 @@ def _fault_of_pair(pair: Any) -> str:
 
 def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
     """Check that no row has variables of another tower, unless the towers share them."""
-    known: Dict[int, str] = {}
+    device_by_tower: Dict[int, str] = {}
     for tower, device in enumerate(devices):
-        # a function, or a job without a device, tells nothing
+        # A device function, or a job without a device, tells nothing.
         if isinstance(device, str) and device_fields(device)[3]:
-            known[tower] = device
-    homes = []  # K × N
+            device_by_tower[tower] = device
+
+    # A variable's home is the tower on whose device it is. The row's tower comes first, because
+    # several towers may share a device, and it is the home if no device tells another one.
+    homes: List[List[int]] = []  # K × N
     for tower, row in enumerate(rows):
-        homes.append([_home(var, tower, known) for var in row])
+        candidates = [k for k in (tower, *device_by_tower) if k in device_by_tower]
+        homes.append([])
+        for var in row:
+            device = getattr(var, "device", "")
+            matching = (k for k in candidates if devices_match(device, device_by_tower[k]))
+            homes[tower].append(next(matching, tower) if device else tower)
+
+    # A variable on another tower's device is right if all of that tower's own variables are there,
+    # too. If some are not, the rows are swapped.
     for tower, row in enumerate(rows):
         for variable, var in enumerate(row):
             home = homes[tower][variable]
             if home == tower:
                 continue
-            # A variable on another tower's device is right if all of that tower's own variables
-            # are there, too. If some are not, the rows are swapped.
-            home_is_mixed = any(other != home for other in homes[home])
-            is_shared = any(var is other for other in rows[home])
+            home_is_mixed = any(var_home != home for var_home in homes[home])
+            is_shared = any(var is home_var for home_var in rows[home])
             if home_is_mixed and not is_shared:
                 place = where(tower, devices, variable, list(map(name_of, row)))
                 raise HierAllreduceError(
                     f"{place}: the variable is on {var.device}, tower {home}'s device; give one row"
                     " for each tower, in the order of the devices: rows[tower][variable]"
                 )
-
-
-def _home(var: Any, row: int, known: Dict[int, str]) -> int:
-    """Return the tower on whose device a variable of ``row`` is; ``row`` if no tower is known."""
-    device = getattr(var, "device", "")
-    for tower in (row, *known):
-        if device and tower in known and devices_match(device, known[tower]):
-            return tower
-    return row
 
 
 def warn_of_references(variables: Sequence[Any]) -> None:
@@ -319,6 +315,15 @@ def checked_columns(
     for variable, grads in enumerate(zip(*rows)):
         place = partial(where, devices=devices, variable=variable, names=names)
         column = _checked_column(names[variable], grads, average, strategy, place)
+        # Slices that become dense must tell their variable's height, because nothing else does.
+        slices = {k: grad for k, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
+        shapeless = [tower for tower, grad in slices.items() if grad.dense_shape is None]
+        has_height = column.is_sparse or column.shape[:1].is_fully_defined()
+        if shapeless and not has_height:
+            raise HierAllreduceError(
+                f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made"
+                " dense; give dense_shape, or choose sparse='rows'"
+            )
         fault = _fault_on_gpus(column) if on_gpus else ""
         if fault:
             raise HierAllreduceError(f"{place(0)}: {fault}")
@@ -330,36 +335,36 @@ def _checked_column(
     name: str, grads: Sequence[Any], average: bool, strategy: Strategy, place: Place
 ) -> Column:
     """Return a column whose gradients can be added up by the user's choices."""
-    present = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
-    for tower, grad in present.items():
+    grad_by_tower = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
+    index_by_tower = {}
+    for tower, grad in grad_by_tower.items():
         fault = _fault(grad)
         if fault:
             raise HierAllreduceError(f"{place(tower)}: {fault}")
-    slices = {tower: grad for tower, grad in present.items() if isinstance(grad, tf.IndexedSlices)}
-    dtypes = {tower: dtype_of(grad) for tower, grad in present.items()}
-    _check_equal("dtype", dtypes, "cast to one dtype", place)
-    indices = {tower: dtype_of(grad.indices) for tower, grad in slices.items()}
-    _check_equal("dtype of the indices", indices, "cast them to one dtype", place)
+        if isinstance(grad, tf.IndexedSlices):
+            index_by_tower[tower] = dtype_of(grad.indices)
+    dtype_by_tower = {tower: dtype_of(grad) for tower, grad in grad_by_tower.items()}
+    _check_equal("dtype", dtype_by_tower, "cast to one dtype", place)
+    _check_equal("dtype of the indices", index_by_tower, "cast them to one dtype", place)
     try:
         column = column_of(name, grads, strategy.sparse)
     except ValueError:
-        shapes = {tower: static_shape(grad) for tower, grad in present.items()}
+        shape_by_tower = {tower: static_shape(grad) for tower, grad in grad_by_tower.items()}
         advice = (
             "build the same model on every tower, and list the variables in one order on every"
             " tower"
         )
-        _check_equal("shape", shapes, advice, place)
+        _check_equal("shape", shape_by_tower, advice, place)
         raise
     if average and column.dtype and tf.as_dtype(column.dtype).is_integer:
         fault = f"{column.dtype} has no exact mean; average=False sums it, or cast it to float"
-        raise HierAllreduceError(f"{place(min(present))}: {fault}")
+        raise HierAllreduceError(f"{place(min(grad_by_tower))}: {fault}")
     missing = [tower for tower, grad in enumerate(grads) if grad is None]
-    if present and missing and strategy.missing == "error":
+    if grad_by_tower and missing and strategy.missing == "error":
         raise HierAllreduceError(
             f"{place(missing[0])}: the gradient is None on towers {missing} but not on the others;"
             " give it on every tower or on none, or choose missing='zeros'"
         )
-    _check_height(column, slices, place)
     return column
 
 
@@ -372,9 +377,9 @@ def _fault(grad: Any) -> str:
         )
     is_sparse = isinstance(grad, tf.IndexedSlices)
     tensors = {"values": grad.values, "indices": grad.indices} if is_sparse else {"": grad}
-    for name, tensor in tensors.items():
+    for component, tensor in tensors.items():
         if not isinstance(tensor, tf.Tensor):
-            within = f" of tensors, not with {name} that are" if name else ", not"
+            within = f" of tensors, not with {component} that are" if component else ", not"
             return (
                 f"expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__};"
                 " use tf.convert_to_tensor"
@@ -385,10 +390,10 @@ def _fault(grad: Any) -> str:
                 " `with graph.as_default():` of the towers' graph"
             )
     if dtype_of(grad) not in SUMMABLE_DTYPES:
-        numbers = ", ".join(SUMMABLE_DTYPES)
+        summable = ", ".join(SUMMABLE_DTYPES)
         return (
             f"{dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
-            f" {numbers}"
+            f" {summable}"
         )
     if is_sparse and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
         return (
@@ -400,6 +405,7 @@ def _fault(grad: Any) -> str:
 
 def _fault_on_gpus(column: Column) -> str:
     """Return why GPUs cannot add up a column: TensorFlow lacks a kernel; "" if they can."""
+    # Rows of one tower travel as they are, so nothing is added up.
     if column.dtype not in _FEW_GPU_KERNELS or (column.is_sparse and len(column.grads) == 1):
         return ""
     fewest = 1 if column.dtype in DTYPES_WITHOUT_ADD else 2
@@ -416,25 +422,16 @@ def _fault_on_gpus(column: Column) -> str:
     return ""
 
 
-def _check_height(column: Column, slices: Dict[int, Any], place: Place) -> None:
-    """Check that sparse gradients which become dense tell their variable's height."""
-    if column.is_sparse or column.shape[:1].is_fully_defined():
-        return
-    for tower, grad in slices.items():
-        if grad.dense_shape is None:
-            raise HierAllreduceError(
-                f"{place(tower)}: its IndexedSlices has no dense_shape, so it cannot be made dense;"
-                " give dense_shape, or choose sparse='rows'"
-            )
-
-
-def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: Place) -> None:
-    """Check that all towers have one value; an error names the first with an uncommon one."""
-    counts = Counter(map(str, by_tower.values()))
+def _check_equal(
+    attribute: str, attribute_by_tower: Dict[int, Any], advice: str, place: Place
+) -> None:
+    """Check that all towers have one dtype, or shape; an error names the first uncommon one."""
+    counts = Counter(map(str, attribute_by_tower.values()))
     if len(counts) < 2:
         return
+    # Where most towers agree, the one that does not is at fault.
     usual = counts.most_common(1)[0][0]
-    uncommon = [tower for tower, value in by_tower.items() if str(value) != usual]
-    values = ", ".join(f"tower {tower}: {value}" for tower, value in by_tower.items())
-    fault = f"the {attribute} differs between towers ({values}); {advice}"
+    uncommon = [tower for tower in attribute_by_tower if str(attribute_by_tower[tower]) != usual]
+    listed = ", ".join(f"tower {tower}: {held}" for tower, held in attribute_by_tower.items())
+    fault = f"the {attribute} differs between towers ({listed}); {advice}"
     raise HierAllreduceError(f"{place(uncommon[0])}: {fault}")

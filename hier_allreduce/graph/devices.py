@@ -43,19 +43,25 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
         if device is None or is_function:
             strings.append(device)
             continue
-        name = getattr(device, "name", device)
-        if hasattr(device, "to_string"):  # a DeviceSpec
-            name = device.to_string()
-        if not _is_device(name):
+        # A DeviceSpec has a method for its text, and a LogicalDevice has a name.
+        spelling = getattr(device, "name", device)
+        if hasattr(device, "to_string"):
+            spelling = device.to_string()
+        # A text that TensorFlow cannot read is no device, nor is one with a number below 0.
+        try:
+            index = device_fields(spelling)[4] if isinstance(spelling, str) else -1
+        except ValueError:
+            index = -1
+        if index is not None and index < 0:
             hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
             fault = f"{device!r} is not a device{hint}; {_EXPECTED}"
             raise HierAllreduceError(f"tower {tower}: {fault}")
-        if str(device_fields(name)[3]).startswith("XLA_"):
+        if str(device_fields(spelling)[3]).startswith("XLA_"):
             raise HierAllreduceError(
-                f"tower {tower}: {name} is a device of XLA, on which TensorFlow runs compiled"
+                f"tower {tower}: {spelling} is a device of XLA, on which TensorFlow runs compiled"
                 " clusters only; name the device itself, such as '/gpu:0'"
             )
-        strings.append(_spelled(name))
+        strings.append(_spelled(spelling))
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
     _warn_of_shared(strings)
@@ -63,17 +69,20 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _spelled(name: str) -> str:
+def _spelled(device: str) -> str:
     """Return the one spelling of a device's name."""
-    job, replica, task, kind, number = device_fields(name)
-    if job == "localhost":  # a name without a job is of this process too
+    job, replica, task, device_type, index = device_fields(device)
+    # The job is dropped if it is this process, because a name without a job means that, too.
+    if job == "localhost":
         job = replica = task = None
     spec = tf.DeviceSpec(job=job, replica=replica, task=task)
-    if kind is None:
+    if device_type is None:
         return str(spec.to_string())
-    # TensorFlow takes the first device of a kind if there is no number
-    short = f"/{kind.lower()}" if kind in ("CPU", "GPU") else f"/device:{kind}"
-    return f"{spec.to_string()}{short}:{number or 0}"
+    short = f"/device:{device_type}"
+    if device_type in ("CPU", "GPU"):
+        short = f"/{device_type.lower()}"
+    # TensorFlow takes the first device of a type if there is no number.
+    return f"{spec.to_string()}{short}:{index or 0}"
 
 
 def check_existence(devices: Sequence[Any]) -> None:
@@ -81,23 +90,26 @@ def check_existence(devices: Sequence[Any]) -> None:
 
     Soft placement would move their ops to another device in silence.
     """
-    there = devices_of_eager_calls()
-    for tower, device in enumerate(devices if there else ()):
-        if isinstance(device, str) and not any(devices_match(name, device) for name in there):
-            names = ", ".join(dict.fromkeys(map(_spelled, there)))
+    existing = devices_of_eager_calls()
+    for tower, device in enumerate(devices if existing else ()):
+        if not isinstance(device, str):
+            continue
+        if not any(devices_match(candidate, device) for candidate in existing):
+            listed = ", ".join(dict.fromkeys(map(_spelled, existing)))
             raise HierAllreduceError(
-                f"tower {tower}: {device} does not exist. There are {names};"
+                f"tower {tower}: {device} does not exist. There are {listed};"
                 " tf.config.set_logical_device_configuration splits a device into several"
             )
 
 
 def _warn_of_shared(devices: Sequence[Any]) -> None:
     """Warn the caller's caller of towers on one device, which gain nothing."""
-    names = [device for device in devices if isinstance(device, str) and device_fields(device)[3]]
-    for device in dict.fromkeys(names):
-        if names.count(device) > 1:
+    # A job or a device function says nothing about the device itself.
+    known = [device for device in devices if isinstance(device, str) and device_fields(device)[3]]
+    for device in dict.fromkeys(known):
+        if known.count(device) > 1:
             warnings.warn(
-                f"{count(names.count(device), 'tower')} are on one device, {device}, and wait for"
+                f"{count(known.count(device), 'tower')} are on one device, {device}, and wait for"
                 " each other; name another device for each tower",
                 stacklevel=5,  # without_autograph is in between
             )
@@ -105,23 +117,14 @@ def _warn_of_shared(devices: Sequence[Any]) -> None:
 
 def _listed(devices: Any) -> Optional[List[Any]]:
     """Return what can be iterated, in order, as a list; None for anything else."""
+    # A set has no order, and a text is one device, not a list of them.
     if isinstance(devices, (str, bytes, set, frozenset)):
         return None
+    # A number, an array without dimensions and a tensor in a graph cannot be iterated.
     try:
         return list(devices)
-    except TypeError:  # a number, an array without dimensions, a tensor in a graph
+    except TypeError:
         return None
-
-
-def _is_device(name: Any) -> bool:
-    """Return whether ``name`` is the name of a device."""
-    if not isinstance(name, str):
-        return False
-    try:
-        number = device_fields(name)[4]
-    except ValueError:
-        return False
-    return number is None or number >= 0
 
 
 @lru_cache(maxsize=4096)
@@ -133,6 +136,7 @@ def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
 
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     """Return whether two names may mean one device: either may leave out the job, or more."""
+    # A field that a name leaves out matches any.
     for field, wanted_field in zip(device_fields(device), device_fields(wanted)):
         if None not in (field, wanted_field) and field != wanted_field:
             return False

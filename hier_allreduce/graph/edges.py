@@ -8,7 +8,8 @@ from ..compat import takes_control_edges
 from .columns import Column
 from .devices import any_on_gpu
 
-FEWEST_TOWERS = 3  # a sum of two waits for one copy, and edges cost more than they gain
+# A sum of two towers waits for one copy only, and edges then cost more than they gain.
+FEWEST_TOWERS = 3
 REFERENCE_VARIABLES = ("Variable", "VariableV2")
 
 
@@ -17,11 +18,11 @@ def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
 
     Four kinds of graphs are left alone: those of a ``tf.function``, which orders the effects of its
     ops later, and in its own way; those that a session may know, because it does not follow edges
-    that it has not seen; those with reference variables, because an update may overwrite one before
-    an op that waits has read it; and loops and branches.
+    that it has not seen; those with reference variables; and loops and branches.
     """
     if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or not takes_control_edges():
         return False
+    # An update may overwrite a reference variable before an op that waits has read it.
     return not any(op.type in REFERENCE_VARIABLES for op in first_needs([ends_of(columns)]))
 
 
@@ -31,14 +32,14 @@ def ends_of(columns: Sequence[Column]) -> Set[Any]:
 
 
 def first_needs(ends: Iterable[Iterable[Any]]) -> Dict[Any, int]:
-    """Return the ops that some ends need, each with the number of the first end that needs it."""
+    """Return ``{op: the number of the first end that needs it}``, for all ops that ends need."""
     needed_by: Dict[Any, int] = {}
-    for number, ops in enumerate(ends):
+    for end, ops in enumerate(ends):
         waiting = list(ops)
         while waiting:
             op = waiting.pop()
             if op not in needed_by:
-                needed_by[op] = number
+                needed_by[op] = end
                 waiting.extend(sources(op))
     return needed_by
 

@@ -13,19 +13,21 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow as tf
 
 from ..formatting import count
-from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for
-from ..planning.chunks import Load
-from ..planning.plan import is_direct
+from ..planning.chunks import Chunk, GradientSize, Load, chunks_of
+from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.rule import TowersOn
 from ..planning.schedules import scheduled
+from ..planning.strategy import Strategy, plan_for
 from .columns import Column, bytes_of_row, row_counts, static_shape
 from .devices import all_on_cpu
 from .edges import takes_edges
 from .names import op_names
 
-# concat has a GPU kernel for these
+# Only these dtypes are packed, because concat has GPU kernels for them.
 _PACKED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-_LEAST_SHARE = 1 << 18  # bytes: below it, smaller chunks would cost more than they save
+# A chunk of an update that is spread over the roots has at least so many bytes, because smaller
+# ones would cost more than they save.
+_LEAST_SHARE = 1 << 18
 
 
 class Layout(NamedTuple):
@@ -34,7 +36,7 @@ class Layout(NamedTuple):
     Attributes:
         columns: N columns.
         devices: K devices.
-        plan: its schedules and chunk size.
+        plan: the schedules and the chunk size.
         chunks: C chunks; a range's ``number`` is that of its column.
         wire: the 16-bit dtype in which float32 chunks travel, if they do.
         has_edges: whether the towers' backward passes wait for earlier sums.
@@ -50,6 +52,7 @@ class Layout(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """A text that differs between hosts with different plans; names do not count."""
+        # Hosts may name their variables differently, and have the same sums.
         unnamed = [chunk._replace(name="") for chunk in self.chunks]
         decisions = repr((unnamed, self.wire, self.has_edges))
         digest = hashlib.sha256(decisions.encode()).hexdigest()
@@ -66,7 +69,7 @@ class Layout(NamedTuple):
 
     def roots(self) -> Dict[int, int]:
         """Return the tower that has each variable's sum first; all gradients must be whole."""
-        return {part.number: chunk.root for chunk in self.chunks for part in chunk.ranges}
+        return {span.number: chunk.root for chunk in self.chunks for span in chunk.ranges}
 
     def with_steps(self, steps_of: Callable[[Schedule], Schedule]) -> Layout:
         """Return a layout whose chunks take other steps, which a function makes of theirs."""
@@ -88,6 +91,7 @@ def lay_out(
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
+    # The rule sees the bytes that travel, and what the towers are on.
     sizes = [size_of(column, strategy.wire_dtype) for column in columns]  # N
     present = [size for size in sizes if size.dtype]
     has_edges = strategy.edges and hosts == 1 and takes_edges(columns, devices)
@@ -95,25 +99,28 @@ def lay_out(
     if all_on_cpu(devices):
         on = TowersOn.CPU_DEVICES
     plan = plan_for(strategy, present, len(devices), on)
+    # On a lone tower nothing travels, so nothing is packed or cut.
     if len(devices) * hosts == 1:
-        plan = plan._replace(chunk_bytes=0)  # nothing travels
+        plan = plan._replace(chunk_bytes=0)
+    # A small model would fit into one chunk, and all roots but one would have nothing to update.
+    # So no chunk is larger than a root's share.
     share = sum(load.variables) // len(devices) if load else 0
     if share and strategy.chunk_bytes is None:
-        # one chunk with all variables of a small model would leave the other roots without any
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
     are_whole = plan.whole or load is not None
     chunks = chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole)
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
     # In op names a chunk is called after its variable, a packed one after its first.
-    names = []
+    variables = []
     for chunk in chunks:
         ending = ".packed" if len(chunk.ranges) > 1 else ""
-        names.append(columns[chunk.first].name + ending)
+        variables.append(columns[chunk.first].name + ending)
     named = []
-    for chunk, name in zip(scheduled(chunks, plan, load), op_names(names)):
+    for chunk, name in zip(scheduled(chunks, plan, load), op_names(variables)):
         named.append(chunk._replace(name=name))
-    # a sum of sums comes too late for the pass, and one chunk has no later part
+
+    # A sum of sums comes too late for the pass, and a lone chunk has no later part to hold.
     are_direct = [is_direct(chunk.steps) for chunk in named]
     has_edges = has_edges and len(named) > 1 and any(are_direct)
     return Layout(columns, tuple(devices), plan, named, strategy.wire_dtype, has_edges)
@@ -127,7 +134,13 @@ def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
     is_narrowed = wire and column.dtype == "float32"
     itemsize = 2 if is_narrowed else tf.as_dtype(column.dtype or "float32").size
     if column.is_sparse:
-        return _size_of_rows(column, itemsize)
+        # A sum has the rows of all towers at most, and fewer if towers have the same index.
+        counts = row_counts(column)
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts) or not column.shape[1:].is_fully_defined():
+            return GradientSize(None, itemsize, column.dtype, packable=False)
+        row_bytes = bytes_of_row(column, itemsize)
+        return GradientSize(sum(known), row_bytes, column.dtype, packable=False)
     present = [grad for grad in column.grads if grad is not None]
     are_known = all(static_shape(grad).is_fully_defined() for grad in present)
     elements = None
@@ -135,13 +148,3 @@ def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
         elements = column.shape.num_elements()
     packable = column.dtype in _PACKED and bool(elements)
     return GradientSize(elements, itemsize, column.dtype, packable)
-
-
-def _size_of_rows(column: Column, itemsize: int) -> GradientSize:
-    """Return the size of the rows of all towers: a sum has no more, and fewer if some are equal."""
-    counts = [count for count in row_counts(column) if count is not None]
-    are_known = len(counts) == len(row_counts(column)) and column.shape[1:].is_fully_defined()
-    if not are_known:
-        return GradientSize(None, itemsize, column.dtype, packable=False)
-    row = bytes_of_row(column, itemsize)
-    return GradientSize(sum(counts), row, column.dtype, packable=False)

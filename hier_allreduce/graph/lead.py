@@ -1,4 +1,4 @@
-"""Control edges inside each tower: they limit how far the host runs ahead of the sums.
+"""Control edges inside each tower: they limit how far the launching thread runs ahead of the sums.
 
 ::
 
@@ -7,15 +7,15 @@
                         first op that gradients 4, 3, … need, and 5 to 9 do not
 
 TensorFlow adds up on the stream that computes gradients. The operands of a sum come from other
-GPUs, so the host can queue the sum only when they have arrived. A host that runs far ahead has
-queued the whole backward pass by then: the sum waits for its end, and no copy back overlaps with
-it. So the later part of a tower's backward pass waits, on the host, until earlier sums of this
-tower are queued. For the distance between them the GPU has work. `benchmarks/emulated.py` measures
-the effect.
+GPUs, so the launching thread can queue the sum only when they have arrived. A thread that runs far
+ahead has queued the whole backward pass by then: the sum waits for its end, and no copy back
+overlaps with it. So the later part of a tower's backward pass waits, before it is launched, until
+earlier sums of this tower are queued. For the distance between them the GPU has work.
+`benchmarks/emulated.py` measures the effect.
 
-No cycle: give each op the number of the first sum that needs it, by data or control edges, on any
-tower. Along an edge of the graph this number never falls. An edge of this module leads from the sum
-of chunk c to an op with a number above c. So no path leads back.
+Why there is no cycle: number each op by the first sum that needs it, by data or control edges, on
+any tower. Along an edge that exists this number never falls. An edge of this module leads from the
+sum of chunk c to an op with a number above c. So no path leads back.
 
 No result changes: an op that waits reads tensors, and no state that an update may change.
 
@@ -36,7 +36,9 @@ from .devices import any_on_gpu
 from .edges import ends_of, first_needs, sources
 from .layout import Layout
 
-DISTANCE = 0.5  # of the ops of a backward pass; less stops a host that is hardly ahead
+# The launching thread may be ahead of a sum by this part of a backward pass's ops. A smaller part
+# would also stop a thread that is barely ahead.
+DISTANCE = 0.5
 
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk
 
@@ -50,45 +52,61 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
         layout: C chunks, in the order in which they become ready.
         totals: C complete sums, on the roots of the chunks.
     """
+    # The second part of an all-reduce has copies only, and no gradient is left to wait for them.
     are_direct = [is_direct(chunk.steps) for chunk in layout.chunks]
     if not layout.has_edges or not any(are_direct):
-        return  # there are copies only in the second part of an all-reduce
-    needed_by = first_needs([total.op] for total in totals)
-    # the ops of the pass, in the order of chunks, without those of the all-reduce
+        return
+
+    # Number the ops of the backward pass by the first sum that needs them. Ops of the all-reduce
+    # get no number, because they follow the pass.
     ends = ends_of(layout.columns)
     of_pass = first_needs([ends])
+    needed_by = first_needs([total.op] for total in totals)
     needed_by = {op: chunk for op, chunk in needed_by.items() if op in of_pass}
     starts = _starts(needed_by, ends, layout.column_of(layout.chunks[0]).grads)
-    sizes = Counter(needed_by.values())
-    sizes[0] = 0  # it has the forward pass
-    done = list(accumulate(sizes[chunk] for chunk in range(len(totals))))
-    for number, (chunk, total) in enumerate(zip(layout.chunks, totals)):
+
+    # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
+    # because the forward pass is among them.
+    ops_of_chunk = Counter(needed_by.values())
+    ops_of_chunk[0] = 0
+    done = list(accumulate(ops_of_chunk[chunk] for chunk in range(len(totals))))
+
+    # Let the first ops that are too far ahead of a sum wait for it, on the sum's tower. All later
+    # ops come behind them.
+    for index, (chunk, total) in enumerate(zip(layout.chunks, totals)):
         grad = layout.column_of(chunk).grads[chunk.root]
-        if grad is None or not are_direct[number]:
+        if grad is None or not are_direct[index]:
             continue
-        last = done[number] + DISTANCE * done[-1]
-        later = (ops for part, ops in starts[grad.device].items() if done[part] > last)
-        for op in next(later, []):
+        allowed = done[index] + DISTANCE * done[-1]
+        too_far = (ops for later, ops in starts[grad.device].items() if done[later] > allowed)
+        for op in next(too_far, []):
             add_control_edge(total.op, op)
 
 
 def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:
     """Return the ops by which the backward pass of each GPU comes from a chunk to a later one."""
-    made = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
-    begun: Dict[str, int] = {}  # on each GPU, the place of its first gradient
+    # A tower's backward pass begins with its first gradient, because nothing tells it from the
+    # forward pass but the order in which ops were made.
+    place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
+    begin_by_device: Dict[str, int] = {}
     for grad in first_grads:
         if grad is not None and any_on_gpu([grad.device]):
-            begun[grad.device] = min(made[grad.op], begun.get(grad.device, len(made)))
-    backward = {op for op in needed_by if made[op] >= begun.get(op.device, len(made))}
+            begin = begin_by_device.get(grad.device, len(place_by_op))
+            begin_by_device[grad.device] = min(place_by_op[grad.op], begin)
+    backward = set()
+    for op in needed_by:
+        if place_by_op[op] >= begin_by_device.get(op.device, len(place_by_op)):
+            backward.add(op)
+
+    # Sort the ops by chunk, and in a chunk as they were made, because TensorFlow lists the control
+    # inputs of an op in an order that differs between processes.
     starts: Starts = defaultdict(lambda: defaultdict(list))
-    for op in filter(backward.__contains__, needed_by):  # in the order of chunks
+    for op in sorted(backward, key=lambda op: (needed_by[op], place_by_op[op])):
         chunk = needed_by[op]
         is_start = any(src in backward and needed_by[src] < chunk for src in sources(op))
-        if is_start and op not in ends and _may_wait(op):
+        # An op waits only if it reads no state, which an update may change, and is in no loop or
+        # branch, which edges from outside do not enter.
+        may_wait = not op.op_def.is_stateful and op._get_control_flow_context() is None
+        if is_start and may_wait and op not in ends:
             starts[op.device][chunk].append(op)
     return starts
-
-
-def _may_wait(op: Any) -> bool:
-    """Return whether an op may wait: it reads no state, and is in no loop and no branch."""
-    return not op.op_def.is_stateful and op._get_control_flow_context() is None

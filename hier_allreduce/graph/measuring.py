@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ..planning import Strategy
 from ..planning.chunks import Load
+from ..planning.strategy import Strategy
 from .layout import Layout
 
 Rows = Sequence[Tuple[Any, ...]]
@@ -53,6 +53,6 @@ def hook() -> Hook:
     return _used[-1]
 
 
-def use(other: Hook) -> None:
+def use(replacement: Hook) -> None:
     """Let the all-reduces that are built from now on use another hook."""
-    _used.append(other)
+    _used.append(replacement)

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections import Counter, defaultdict
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -20,33 +20,33 @@ def where(
     tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()
 ) -> str:
     """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``, which begins an error message."""
-    text = f"tower {tower} ({devices[tower]})"
+    place = f"tower {tower} ({devices[tower]})"
     if variable is None:
-        return text
-    text = f"{text}, variable {variable}"
-    return f"{text} ({names[variable]!r})" if names else text
+        return place
+    place = f"{place}, variable {variable}"
+    return f"{place} ({names[variable]!r})" if names else place
 
 
 def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
     """Return names for N variables of which only gradients are known: of each column's first op."""
-    names = []
+    first_ops = []
     for variable, grads in enumerate(zip(*rows)):
-        name = f"gradient{variable}"
+        op_name = f"gradient{variable}"
         for grad in grads:
             tensor = grad.values if isinstance(grad, tf.IndexedSlices) else grad
             if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
-                name = str(tensor.op.name)
+                op_name = str(tensor.op.name)
                 break
-        names.append(name)
-    return names
+        first_ops.append(op_name)
+    return first_ops
 
 
-def check_scope(name: str) -> None:
-    """Raise a HierAllreduceError if ``name`` is not a name scope in both TensorFlows."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_./-]*", name):
+def check_scope(scope: str) -> None:
+    """Raise a HierAllreduceError if ``name=`` is not a name scope in both TensorFlows."""
+    if not isinstance(scope, str) or not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_./-]*", scope):
         raise HierAllreduceError(
-            f"name={name!r} is not a name scope: expected letters, digits and any of ./_-, a letter"
-            " or digit first"
+            f"name={scope!r} is not a name scope: expected letters, digits and any of ./_-, a"
+            " letter or digit first"
         )
 
 
@@ -60,25 +60,21 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
     for row in pairs:
         variables.append([var for _, var in row])
     rows = names_within_towers(variables)
-    # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
+    # Ranks are compared too, because TensorFlow numbers the variables of towers without scopes:
+    # w/kernel and w_1/kernel.
     comparisons: List[Sequence[Sequence[Any]]] = [rows, _ranks(rows)]
     for compared in comparisons:
-        first = compared[0]
+        of_tower_0 = compared[0]
         for tower, row in enumerate(compared):
-            if row == first or sorted(row) != sorted(first):
+            if row == of_tower_0 or sorted(row) != sorted(of_tower_0):
                 continue
-            differing = [n for n, name in enumerate(row) if name != first[n]]
+            differing = [n for n, compared_name in enumerate(row) if compared_name != of_tower_0[n]]
             place = where(tower, devices, differing[0], rows[tower])
             raise HierAllreduceError(
                 f"{place}: tower 0 has {rows[0][differing[0]]!r} there; list the variables in one"
                 " order on every tower"
             )
     return rows[0]
-
-
-def _without_numbers(name: str) -> str:
-    """Return ``layer/w`` for ``layer_1/w_2``."""
-    return re.sub(r"_?\d+", "", name)
 
 
 def _ranks(rows: Sequence[Sequence[str]]) -> List[List[Tuple[str, int]]]:
@@ -91,37 +87,38 @@ def _ranks(rows: Sequence[Sequence[str]]) -> List[List[Tuple[str, int]]]:
     Numbers tell an order only where all have one meaning. In ``w_2, w_1_1`` TensorFlow's are beside
     the model's own, so the ranks of such names are 0, on every tower.
     """
-    numbers = list(map(_numbers_by_text, rows))
-    unordered = {text for row in numbers for text in row if _are_mixed(row[text])}
+    numbers_by_stem: List[Dict[str, Set[Numbers]]] = []  # of each row
+    unordered = set()
+    for row in rows:
+        of_row: Dict[str, Set[Numbers]] = defaultdict(set)
+        for name in row:
+            of_row[_stem(name)].add(_numbers(name))
+        numbers_by_stem.append(of_row)
+        # Numbers have several meanings if some names have more of them in a level than others.
+        for stem, variants in of_row.items():
+            lengths = [set(map(len, filter(None, levels))) for levels in zip(*variants)]
+            if any(len(different) > 1 for different in lengths):
+                unordered.add(stem)
     ranks = []
-    for row, by_text in zip(rows, numbers):
-        in_order = {text: sorted(by_text[text]) for text in by_text}
+    for row, of_row in zip(rows, numbers_by_stem):
+        in_order = {stem: sorted(variants) for stem, variants in of_row.items()}
         ranked = []
         for name in row:
-            text = _without_numbers(name)
-            rank = 0 if text in unordered else in_order[text].index(_numbers(name))
-            ranked.append((text, rank))
+            stem = _stem(name)
+            rank = 0 if stem in unordered else in_order[stem].index(_numbers(name))
+            ranked.append((stem, rank))
         ranks.append(ranked)
     return ranks
 
 
-def _numbers_by_text(row: Sequence[str]) -> Dict[str, Set[Numbers]]:
-    """Return the numbers in names, by what the names are without them."""
-    found: Dict[str, Set[Numbers]] = defaultdict(set)
-    for name in row:
-        found[_without_numbers(name)].add(_numbers(name))
-    return found
+def _stem(name: str) -> str:
+    """Return a name without its numbers: ``layer/w`` for ``layer_1/w_2``."""
+    return re.sub(r"_?\d+", "", name)
 
 
 def _numbers(name: str) -> Numbers:
     """Return the numbers in each level of a name: ``a/b2_3`` has ``((), (2, 3))``."""
     return tuple(tuple(map(int, re.findall(r"\d+", level))) for level in name.split("/"))
-
-
-def _are_mixed(numbers: Iterable[Numbers]) -> bool:
-    """Return whether some names have more numbers in a level than others that have any."""
-    lengths = [{len(level) for level in levels if level} for levels in zip(*numbers)]
-    return any(len(different) > 1 for different in lengths)
 
 
 def name_of(variable: Any) -> str:
@@ -136,7 +133,7 @@ def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
         rows.append(list(map(name_of, row)))
     within = []
     for row, scope in zip(rows, tower_scopes(rows)):
-        within.append([name_within(scope, name) for name in row])
+        within.append([name_within(scope, full_name) for full_name in row])
     return within
 
 
@@ -157,19 +154,20 @@ def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:
 
     A name in several rows is a variable that towers share, and does not count.
     """
-    owners: Counter = Counter()  # the number of rows with a name
-    homes: Counter = Counter()  # and with a level
-    levels_of = []
+    rows_by_name: Counter = Counter()
+    rows_by_level: Counter = Counter()
+    paths_of_rows = []  # K × N lists of levels
     for row in rows:
-        paths = [name.split("/")[:-1] for name in row]
-        levels_of.append(paths)
-        owners.update(set(row))
-        homes.update(set(itertools.chain(*paths)))
+        paths = [variable.split("/")[:-1] for variable in row]
+        paths_of_rows.append(paths)
+        rows_by_name.update(set(row))
+        rows_by_level.update(set(itertools.chain(*paths)))
     scopes = []
-    for row, paths in zip(rows, levels_of):
-        own = [path for name, path in zip(row, paths) if owners[name] == 1]
+    for row, paths in zip(rows, paths_of_rows):
+        own = [path for variable, path in zip(row, paths) if rows_by_name[variable] == 1]
         scope = os.path.commonprefix(own)  # noqa: RUF071  of lists of levels
-        while scope and homes[scope[-1]] > 1:  # a level that other rows have too ends no scope
+        # A level that other rows have too ends no scope, because it does not tell towers apart.
+        while scope and rows_by_level[scope[-1]] > 1:
             scope = scope[:-1]
         scopes.append("".join(f"{level}/" for level in scope))
     return scopes
@@ -177,13 +175,13 @@ def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:
 
 def op_names(names: Sequence[str]) -> List[str]:
     """Return ``names`` made safe and unique in op names: ``conv1/W`` → ``conv1.W``."""
-    safe: Dict[str, None] = {}
-    for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_.-]", ".", name).lstrip("._-") or "chunk"
-        free = plain
-        number = 2
-        while free in safe:
-            free = f"{plain}.{number}"
-            number += 1
-        safe[free] = None
-    return list(safe)
+    taken: Dict[str, None] = {}
+    for variable in names:
+        safe = re.sub(r"[^A-Za-z0-9_.-]", ".", variable).lstrip("._-") or "chunk"
+        free = safe
+        suffix = 2
+        while free in taken:
+            free = f"{safe}.{suffix}"
+            suffix += 1
+        taken[free] = None
+    return list(taken)

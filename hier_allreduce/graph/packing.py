@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..planning import Range
+from ..planning.chunks import Range
 from .layout import Layout
 from .sums import Context
 
@@ -25,56 +25,62 @@ class Packing:
         self._context = context
         self._ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
         for chunk in layout.chunks:
-            for part in chunk.ranges:
-                self._ranges[part.number].append(part)
+            for span in chunk.ranges:
+                self._ranges[span.number].append(span)
         for ranges in self._ranges:
             ranges.sort()
 
     def pack(self, tower: int, grads: Sequence[Any]) -> List[Any]:
         """Return the C chunks of N gradients; None for a chunk of None."""
-        parts: Dict[Range, Any] = {}
+        tensor_by_range: Dict[Range, Any] = {}
         for grad, ranges in zip(grads, self._ranges):
             if grad is not None:
-                flat = grad if ranges[0].stop is None else self._shaped(tower, grad, [-1])
-                parts.update(self._split(tower, flat, ranges, "cut"))
+                flat = grad if ranges[0].is_whole else self._shaped(tower, grad, [-1])
+                tensor_by_range.update(self._split(tower, flat, ranges, "cut"))
         chunks = []
         for chunk in self._layout.chunks:
-            chunks.append(self._joined(tower, parts, chunk.ranges, f"{chunk.name}/pack"))
+            op_name = f"{chunk.name}/pack"
+            chunks.append(self._joined(tower, tensor_by_range, chunk.ranges, op_name))
         return chunks
 
     def unpack(self, tower: int, chunks: Sequence[Any]) -> List[Any]:
         """Return the N gradients in C reduced chunks; None for one that is in none of them."""
-        parts: Dict[Range, Any] = {}
-        for chunk, value in zip(self._layout.chunks, chunks):
-            if value is not None:
-                parts.update(self._split(tower, value, chunk.ranges, f"{chunk.name}/unpack"))
-        results = []
+        tensor_by_range: Dict[Range, Any] = {}
+        for chunk, reduced in zip(self._layout.chunks, chunks):
+            if reduced is not None:
+                op_name = f"{chunk.name}/unpack"
+                tensor_by_range.update(self._split(tower, reduced, chunk.ranges, op_name))
+        grads = []
         for ranges, column in zip(self._ranges, self._layout.columns):
-            result = self._joined(tower, parts, ranges, "joined")
-            if result is not None and ranges[0].stop is not None:
-                result = self._shaped(tower, result, column.shape.as_list())
-            results.append(result)
-        return results
+            grad = self._joined(tower, tensor_by_range, ranges, "joined")
+            # A whole gradient has kept its shape; others were flat.
+            if grad is not None and not ranges[0].is_whole:
+                grad = self._shaped(tower, grad, column.shape.as_list())
+            grads.append(grad)
+        return grads
 
-    def _split(self, tower: int, flat: Any, ranges: Sequence[Range], name: str) -> Dict[Range, Any]:
+    def _split(
+        self, tower: int, flat: Any, ranges: Sequence[Range], op_name: str
+    ) -> Dict[Range, Any]:
         """Return the tensor of each range in a gradient or chunk."""
         if len(ranges) == 1:
             return {ranges[0]: flat}
-        sizes = [part.stop - part.start for part in ranges if part.stop is not None]
+        # Several ranges of one tensor all have an end, because a whole gradient is alone.
+        sizes = [span.stop - span.start for span in ranges if span.stop is not None]
         lengths = self._context.constant(tower, tuple(sizes))
         axis = self._context.constant(tower, 0)
-        return dict(zip(ranges, tf.split(flat, lengths, axis, num=len(ranges), name=name)))
+        return dict(zip(ranges, tf.split(flat, lengths, axis, num=len(ranges), name=op_name)))
 
     def _joined(
-        self, tower: int, parts: Dict[Range, Any], ranges: Sequence[Range], name: str
+        self, tower: int, tensor_by_range: Dict[Range, Any], ranges: Sequence[Range], op_name: str
     ) -> Optional[Any]:
         """Return the tensor of some ranges; None if one has no tensor."""
-        if not ranges or not all(part in parts for part in ranges):
+        if not ranges or not all(span in tensor_by_range for span in ranges):
             return None
-        tensors = [parts[part] for part in ranges]
+        tensors = [tensor_by_range[span] for span in ranges]
         if len(tensors) == 1:
             return tensors[0]
-        return tf.concat(tensors, self._context.constant(tower, 0), name=name)
+        return tf.concat(tensors, self._context.constant(tower, 0), name=op_name)
 
     def _shaped(self, tower: int, tensor: Any, shape: List[int]) -> Any:
         """Return a tensor in a shape; a vector is one already."""

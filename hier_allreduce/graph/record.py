@@ -9,15 +9,14 @@ import logging
 import sys
 import weakref
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
-from ..planning import Chunk, Schedule
-from ..planning.plan import sums_in
-from .columns import Column, has_rows_only
+from ..planning.plan import Schedule, sums_in
+from .columns import has_rows_only
 from .devices import all_on_cpu
 from .layout import Layout, size_of
 
@@ -30,8 +29,9 @@ class SentTensor(NamedTuple):
     Attributes:
         name: every op of it is named ``scope + name + "/…"``.
         variables: the names of the variables in it.
-        schedule: its steps.
-        elements: of one copy; None where the shape is known only when the step runs.
+        schedule: the steps by which it travels.
+        elements: the elements of one copy; None where the shape is known only when the training
+            step runs.
         is_rows: whether it is of a sparse gradient, and has as many ``elements`` at most.
         copied: the op whose tensor is copied as it is, without a sum; "" if there is none.
     """
@@ -49,10 +49,10 @@ class AllReduce(NamedTuple):
 
     Attributes:
         scope: the name scope of its ops.
-        algorithm: its plan's.
-        devices: of K towers.
-        hosts: their number.
-        tensors: that travel.
+        algorithm: the name of the plan's algorithm.
+        devices: the devices of K towers.
+        hosts: the number of hosts.
+        tensors: the tensors that travel.
     """
 
     scope: str
@@ -75,48 +75,37 @@ def recorded_in(graph: Any) -> List[AllReduce]:
     return list(_all_reduces.get(graph, ()))
 
 
-def record(scope: str, layout: Layout, hosts: int, values: Sequence[Sequence[Any]]) -> None:
+def record(scope: str, layout: Layout, hosts: int, packed: Sequence[Sequence[Any]]) -> None:
     """Record an all-reduce of K rows of C chunks for :func:`recorded_in`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
-    tensors: List[SentTensor] = []
-    for number, chunk in enumerate(layout.chunks):
-        tensors += _sent_tensors(layout, chunk, values[chunk.root][number])
-    recorded = AllReduce(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
-    _all_reduces.setdefault(tf1.get_default_graph(), []).append(recorded)
-
-
-def _sent_tensors(layout: Layout, chunk: Chunk, value: Any) -> Iterator[SentTensor]:
-    """Yield the tensors of one chunk, whose ``value`` is that of its root."""
-    columns = [layout.columns[part.number] for part in chunk.ranges]
-    variables = tuple(column.name for column in columns)
-    # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is copied
-    # as it is.
-    is_copied = not sums_in(chunk.steps) or _is_only_on(chunk.root, columns)
-    for part, tensor in _parts(value).items():
-        copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
-        elements = tensor.shape.num_elements()
-        if columns[0].is_sparse:
-            rows = size_of(columns[0]).elements
-            elements = None if rows is None else rows * tensor.shape[1:].num_elements()
-        name = chunk.name + part
-        yield SentTensor(name, variables, chunk.steps, elements, columns[0].is_sparse, copied)
-
-
-def _is_only_on(root: int, columns: Sequence[Column]) -> bool:
-    """Return whether no other tower has a gradient in these columns."""
-    for column in columns:
-        for tower, grad in enumerate(column.grads):
-            if tower != root and grad is not None:
-                return False
-    return True
-
-
-def _parts(value: Any) -> Dict[str, Any]:
-    """Return the tensors of a chunk by the ends of their names."""
-    if isinstance(value, tf.IndexedSlices):
-        return {".values": value.values, ".indices": value.indices}
-    return {"": value}
+    sent: List[SentTensor] = []
+    for chunk, at_towers in zip(layout.chunks, zip(*packed)):
+        columns = [layout.columns[span.number] for span in chunk.ranges]
+        variables = tuple(column.name for column in columns)
+        # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is
+        # copied as it is.
+        elsewhere: List[Any] = []
+        for column in columns:
+            elsewhere += (grad for k, grad in enumerate(column.grads) if k != chunk.root)
+        is_copied = not sums_in(chunk.steps) or all(grad is None for grad in elsewhere)
+        # Rows and their indices travel as two tensors, which the ends of their names tell apart.
+        at_root = at_towers[chunk.root]
+        tensor_by_ending = {"": at_root}
+        if isinstance(at_root, tf.IndexedSlices):
+            tensor_by_ending = {".values": at_root.values, ".indices": at_root.indices}
+        for ending, tensor in tensor_by_ending.items():
+            copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
+            elements = tensor.shape.num_elements()
+            # The sum may have the rows of all towers, and not only those of the root.
+            is_sparse = columns[0].is_sparse
+            if is_sparse:
+                height = size_of(columns[0]).elements
+                elements = None if height is None else height * tensor.shape[1:].num_elements()
+            in_ops = chunk.name + ending
+            sent.append(SentTensor(in_ops, variables, chunk.steps, elements, is_sparse, copied))
+    built = AllReduce(scope, layout.plan.algorithm, layout.devices, hosts, tuple(sent))
+    _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
 
 
 def describe(layout: Layout) -> str:
@@ -126,8 +115,10 @@ def describe(layout: Layout) -> str:
 
         2 towers on GPUs: flat, 1 chunk, 2 copies; each tower sends up to 4 MB in float32
     """
+    # Count the bytes that each tower sends. Those of rows (True) are counted apart, because they
+    # are only a bound.
     towers = len(layout.devices)
-    sent_by_kind: Dict[bool, List[int]] = {}  # bytes from each tower: rows (True), others (False)
+    sent_by_sparse: Dict[bool, List[int]] = {}
     unknown = copies = 0
     for chunk in layout.chunks:
         column = layout.column_of(chunk)
@@ -136,21 +127,23 @@ def describe(layout: Layout) -> str:
         if size_of(column).elements is None:
             unknown += 1
             continue
-        sent = sent_by_kind.setdefault(column.is_sparse, [0] * towers)
+        sent = sent_by_sparse.setdefault(column.is_sparse, [0] * towers)
         for src in sources:
             sent[src] += chunk.bytes
+
+    # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
     algorithm = layout.plan.algorithm
     if any(chunk.steps not in layout.plan.schedules for chunk in layout.chunks):
         algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
-    where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
-    where += " with control edges" if layout.has_edges else ""
+    devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
+    devices += " with control edges" if layout.has_edges else ""
     chunks = count(len(layout.chunks), "chunk")
     dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, layout.chunks)))
-    sizes = [f"up to {amount(max(sent_by_kind[False]))}"] if False in sent_by_kind else []
-    sizes += [f"≤ {amount(max(sent_by_kind[True]))} of rows"] if True in sent_by_kind else []
+    sizes = [f"up to {amount(max(sent_by_sparse[False]))}"] if False in sent_by_sparse else []
+    sizes += [f"≤ {amount(max(sent_by_sparse[True]))} of rows"] if True in sent_by_sparse else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {where}: {algorithm}, {chunks}, {copies} copies; each tower"
+        f"{towers} towers on {devices}: {algorithm}, {chunks}, {copies} copies; each tower"
         f" sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
     )
 
@@ -161,12 +154,14 @@ def _sent_dense(layout: Layout) -> str:
     if not columns:
         return ""
     dense = [size_of(column, layout.wire) for column in columns]
-    rows = [size_of(column._replace(is_sparse=True), layout.wire) for column in columns]
+    sparse = [size_of(column._replace(is_sparse=True), layout.wire) for column in columns]
     clause = f"; {count(len(columns), 'sparse gradient')} made dense"
-    if any(size.elements is None for size in (*dense, *rows)):
+    # Bytes are said only where all are known, because a sum of some would mislead.
+    if any(size.elements is None for size in (*dense, *sparse)):
         return clause
-    sizes = [amount(sum(size.bytes for size in kind)) for kind in (dense, rows)]
-    return f"{clause}, {sizes[0]} instead of ≤ {sizes[1]} of rows"
+    dense_bytes = sum(size.bytes for size in dense)
+    row_bytes = sum(size.bytes for size in sparse)
+    return f"{clause}, {amount(dense_bytes)} instead of ≤ {amount(row_bytes)} of rows"
 
 
 @lru_cache(maxsize=None)

@@ -7,7 +7,7 @@ from typing import Any, List
 import tensorflow as tf
 
 from ..compat import tf1
-from ..planning import Reduce
+from ..planning.plan import Reduce
 from .sums import Context, Sum
 
 NARROW_DTYPES = ("float16", "bfloat16")
@@ -21,10 +21,10 @@ class SixteenBitSum(Sum):
     gradients do not vanish. docs/how-it-works.md has the error bound.
 
     Args:
-        name: the chunk's, in op names.
-        context: of the all-reduce.
+        name: the chunk's name in op names.
+        context: what the chunks of the all-reduce share.
         wire: the 16-bit dtype.
-        dtype: of the gradients.
+        dtype: the gradients' dtype.
     """
 
     def __init__(self, name: str, context: Context, wire: str, dtype: str):
@@ -33,42 +33,45 @@ class SixteenBitSum(Sum):
         self._dtype = dtype
         self._contributions = [1] * len(self.devices)  # in each tower's sum so far
 
-    def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        wide = self.terms(step, here, others)
+    def reduce(self, step: Reduce, here: Any, received: List[Any]) -> Any:
+        wide = self.terms(step, here, received)
         return self.add(wide, [step.dst] * len(wide), step.dst)
 
-    def terms(self, step: Reduce, here: Any, others: List[Any]) -> List[Any]:
+    def terms(self, step: Reduce, here: Any, received: List[Any]) -> List[Any]:
+        # Narrow each sum on the tower that sends it, because 16 bits shall cross.
+        tensors = [here]
+        for src, tensor in zip(step.srcs, received):
+            tensors.append(self._narrowed(src, tensor))
+
+        # Weigh each running mean by the towers that are in it, since all count the same in the end.
         towers = (step.dst, *step.srcs)
         contributions = sum(self._contributions[tower] for tower in towers)
-        values = [here]
-        for src, value in zip(step.srcs, others):
-            values.append(self._narrowed(src, value))
         wide = []
         with tf1.device(self.devices[step.dst]):
-            for tower, value in zip(towers, values):
-                share = self._contributions[tower] / contributions
-                wide.append(self._wide(value, share))
+            for tower, tensor in zip(towers, tensors):
+                weight = self._contributions[tower] / contributions
+                wide.append(self._wide(tensor, weight))
         self._contributions[step.dst] = contributions
         return wide
 
     def at_root(self, root: int, total: Any) -> Any:
-        share = self._contributions[root] / self.context.contributions
+        # With several hosts the root's mean is a part of the mean over all of them.
+        weight = self._contributions[root] / self.context.contributions
         with tf1.device(self.devices[root]):
-            wide = self._wide(total, share)
+            wide = self._wide(total, weight)
         return self.over_hosts(root, self._narrowed(root, wide))
 
-    def as_result(self, tower: int, value: Any) -> Any:
-        return tf.cast(value, self._dtype, name=f"{self.name}/widened")
+    def as_result(self, tower: int, tensor: Any) -> Any:
+        return tf.cast(tensor, self._dtype, name=f"{self.name}/widened")
 
-    def _wide(self, tensor: Any, share: float) -> Any:
+    def _wide(self, tensor: Any, weight: float) -> Any:
         """Return a tensor in float32.
 
-        If it is a running mean, multiply it by its ``share``, which is its weight in the mean of
-        more towers that it becomes a part of.
+        If it is a running mean, multiply it by its weight in the mean that it becomes part of.
         """
         wide = tf.cast(tensor, tf.float32, name=f"{self.name}/sum")
-        if self.context.average and share < 1:
-            return tf.multiply(wide, share, name=f"{self.name}/sum")
+        if self.context.average and weight < 1:
+            return tf.multiply(wide, weight, name=f"{self.name}/sum")
         return wide
 
     def _narrowed(self, tower: int, tensor: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, List, Sequence
 import tensorflow as tf
 
 from ..compat import tf1
-from ..planning import Copy, Reduce
+from ..planning.plan import Copy, Reduce
 from .columns import Column, dtype_of, static_shape
 from .devices import any_on_gpu
 from .sixteen_bit import NARROW_DTYPES
@@ -29,25 +29,25 @@ class RowSum(Sum):
     that each added up the same rows would part.
 
     Args:
-        name: the chunk's, in op names.
-        context: of the all-reduce.
-        column: of the gradient.
-        values: the sum in whose dtypes rows travel and are added.
+        name: the chunk's name in op names.
+        context: what the chunks of the all-reduce share.
+        column: the gradient's column.
+        row_sum: the sum in whose dtypes rows travel and are added.
     """
 
-    def __init__(self, name: str, context: Context, column: Column, values: Sum):
+    def __init__(self, name: str, context: Context, column: Column, row_sum: Sum):
         super().__init__(name, context)
         self._column = column
-        self._values = values
+        self._row_sum = row_sum
 
-    def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        rows = self._values.terms(step, here.values, [other.values for other in others])
-        indices = [here.indices, *(other.indices for other in others)]
+    def reduce(self, step: Reduce, here: Any, received: List[Any]) -> Any:
+        rows = self._row_sum.terms(step, here.values, [slices.values for slices in received])
+        indices = [here.indices, *(slices.indices for slices in received)]
         axis = self.context.constant(step.dst, 0, is_hidden=True)
         with tf1.device(self.devices[step.dst]):
             all_rows = _concat(rows, axis, f"{self.name}.values/gather")
             all_indices = _concat(indices, axis, f"{self.name}.indices/gather")
-            # TensorFlow 2 has this on GPUs. 1.15 has it on the host only, where indices then go.
+            # TensorFlow 2 has this on GPUs. 1.15 has it on the CPU only, where indices then go.
             unique, places = tf.unique(all_indices, name=f"{self.name}.indices/unique")
             height = tf.size(unique, name=f"{self.name}.indices/height")
             total = tf.math.unsorted_segment_sum(
@@ -58,21 +58,21 @@ class RowSum(Sum):
     def at_root(self, root: int, total: Any) -> Any:
         if self.context.contributions == 1:
             return self.copy(Copy(root, root), total)
-        return tf.IndexedSlices(self._values.at_root(root, total.values), total.indices)
+        return tf.IndexedSlices(self._row_sum.at_root(root, total.values), total.indices)
 
-    def copy(self, step: Copy, value: Any) -> Any:
+    def copy(self, step: Copy, slices: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
-            indices = tf.identity(value.indices, name=f"{self.name}.indices/copy")
-        return tf.IndexedSlices(self._values.copy(step, value.values), indices)
+            indices = tf.identity(slices.indices, name=f"{self.name}.indices/copy")
+        return tf.IndexedSlices(self._row_sum.copy(step, slices.values), indices)
 
-    def as_result(self, tower: int, value: Any) -> Any:
-        # a tower without dense_shape gets another tower's
+    def as_result(self, tower: int, slices: Any) -> Any:
+        # A tower without a dense_shape gets another tower's, because all have one variable.
         for grad in (self._column.grads[tower], *self._column.grads):
             shape = getattr(grad, "dense_shape", None)
             if shape is not None:
                 break
-        values = self._values.as_result(tower, value.values)
-        return tf.IndexedSlices(values, value.indices, shape)
+        rows = self._row_sum.as_result(tower, slices.values)
+        return tf.IndexedSlices(rows, slices.indices, shape)
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
@@ -98,7 +98,7 @@ def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
         return grad
     if column.is_sparse:
         return tf.IndexedSlices(grad.values, _on_gpus(grad.indices, devices), grad.dense_shape)
-    # Its shape when the step runs is that of the slices' tower, so that sums can check it.
+    # Its shape when the training step runs is that of the slices' tower, so that sums can check it.
     return _dense(grad, column.shape if grad.dense_shape is None else static_shape(grad))
 
 
@@ -116,12 +116,13 @@ def made_dense(grad: Any) -> Any:
 
 def _dense(grad: Any, shape: tf.TensorShape) -> Any:
     """Return the dense gradient of ``tf.IndexedSlices``, in a shape whose height may be unknown."""
-    values = grad.values
+    # Rows of equal indices are added here, and a sum of 16 bits is formed in float32 everywhere.
+    rows = grad.values
     if dtype_of(grad) in NARROW_DTYPES:
-        values = tf.cast(values, tf.float32)  # rows of equal indices are added, in float32 too
+        rows = tf.cast(rows, tf.float32)
     known_height = shape[:1].num_elements()
     height = grad.dense_shape[0] if known_height is None else known_height
-    total = tf.math.unsorted_segment_sum(values, grad.indices, height)
+    total = tf.math.unsorted_segment_sum(rows, grad.indices, height)
     dense = tf.cast(total, grad.dtype)
     dense.set_shape(shape)
     return dense
@@ -129,20 +130,20 @@ def _dense(grad: Any, shape: tf.TensorShape) -> Any:
 
 def _nothing(column: Column, devices: Sequence[Any]) -> Any:
     """Return zeros, or no rows, in the shape of the first tower's gradient that there is."""
-    present = [tower for tower, grad in enumerate(column.grads) if grad is not None]
-    home = present[0]
-    other = column.grads[home]
+    home = next(tower for tower, grad in enumerate(column.grads) if grad is not None)
+    present = column.grads[home]
     shape: Any = column.shape
     if column.is_sparse:
         shape = tf.TensorShape([0]).concatenate(column.shape[1:])
     if not shape.is_fully_defined():
-        with tf1.device(devices[home]):  # so that only a shape is copied from there
+        # The shape is taken on that tower's device, so that only a shape is copied from there.
+        with tf1.device(devices[home]):
             if column.is_sparse:
-                shape = tf.concat([[0], tf.shape(other.values)[1:]], 0)
+                shape = tf.concat([[0], tf.shape(present.values)[1:]], 0)
             else:
                 shape = tf.shape(gradient(column, home, devices))
     zeros = tf.zeros(shape, column.dtype)
     if column.is_sparse:
-        indices = tf.zeros([0], other.indices.dtype)
+        indices = tf.zeros([0], present.indices.dtype)
         return tf.IndexedSlices(zeros, _on_gpus(indices, devices))
     return zeros

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 import tensorflow as tf
 
 from ..compat import DTYPES_WITHOUT_ADD, tf1
-from ..planning import ChunkOps, Copy, Reduce
+from ..planning.plan import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
 
 if TYPE_CHECKING:
@@ -20,34 +20,35 @@ class Context:
     Attributes:
         devices: K devices.
         average: the mean instead of the sum.
-        hosts: what several hosts build together; None on one host.
+        shared_ops: what several hosts build together; None without a cluster.
         host_count: H, the number of hosts.
         contributions: the gradients in each sum: K for each host.
         on_cpu: whether all towers are CPU devices.
     """
 
     def __init__(
-        self, devices: Sequence[Any], average: bool = False, hosts: Optional[SharedOps] = None
+        self, devices: Sequence[Any], average: bool = False, shared_ops: Optional[SharedOps] = None
     ):
         self.devices = devices
         self.average = average
-        self.hosts = hosts
-        self.host_count = 1 if hosts is None else hosts.size
+        self.shared_ops = shared_ops
+        self.host_count = 1 if shared_ops is None else shared_ops.size
         self.contributions = len(devices) * self.host_count
         self.on_cpu = all_on_cpu(devices)
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
     def constant(
-        self, tower: int, numbers: Union[int, Tuple[int, ...]], is_hidden: bool = False
+        self, tower: int, integers: Union[int, Tuple[int, ...]], is_hidden: bool = False
     ) -> Any:
         """Return an int32 constant on a tower, made once.
 
         Grappler does not use the value of a hidden one when it infers shapes or fuses ops.
         """
-        key = (tower, numbers, is_hidden)
+        # A constant is kept, because many chunks of a tower need the same few sizes.
+        key = (tower, integers, is_hidden)
         if key not in self._constants:
             with tf1.device(self.devices[tower]):
-                constant = tf.constant(numbers, tf.int32)
+                constant = tf.constant(integers, tf.int32)
                 if is_hidden and not tf.executing_eagerly():
                     constant = tf1.placeholder_with_default(constant, constant.shape, "hidden")
             self._constants[key] = constant
@@ -58,8 +59,8 @@ class Sum(ChunkOps[Any]):
     """The sum of one chunk's tensors, in their dtype.
 
     Args:
-        name: the chunk's, in op names.
-        context: of the all-reduce.
+        name: the chunk's name in op names.
+        context: what the chunks of the all-reduce share.
     """
 
     def __init__(self, name: str, context: Context):
@@ -67,78 +68,75 @@ class Sum(ChunkOps[Any]):
         self.context = context
         self.devices = context.devices
 
-    def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        terms = self.terms(step, here, others)
+    def reduce(self, step: Reduce, here: Any, received: List[Any]) -> Any:
+        terms = self.terms(step, here, received)
         return self.add(terms, (step.dst, *step.srcs), step.dst)
 
-    def terms(self, step: Reduce, here: Any, others: List[Any]) -> List[Any]:
-        """Return what a step adds up: the values of its destination and of its sources."""
-        return [here, *others]
+    def terms(self, step: Reduce, here: Any, received: List[Any]) -> List[Any]:
+        """Return what a step adds up: the tensors of its destination and of its sources."""
+        return [here, *received]
 
     def at_root(self, root: int, total: Any) -> Any:
+        # A lone tower's gradient is copied, because it may be on another device than its tower.
         if self.context.contributions == 1:
-            return self.copy(Copy(root, root), total)  # the gradient may be on another device
+            return self.copy(Copy(root, root), total)
         # The mean is taken here, before the copies. A multiply on each tower would be fused with
         # different consumers, and the towers would differ in their last bits.
         return self.mean(root, self.over_hosts(root, total))
 
-    def copy(self, step: Copy, value: Any) -> Any:
+    def copy(self, step: Copy, tensor: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
-            return tf.identity(value, name=f"{self.name}/copy")
+            return tf.identity(tensor, name=f"{self.name}/copy")
 
-    def as_result(self, tower: int, value: Any) -> Any:
+    def as_result(self, tower: int, tensor: Any) -> Any:
         """Return a reduced tensor as the result; called under the tower's device."""
-        return value
+        return tensor
 
-    def add(self, values: Sequence[Any], towers: Sequence[int], dst: int) -> Any:
-        """Return the sum of two values or more on tower ``dst``.
+    def add(self, terms: Sequence[Any], towers: Sequence[int], dst: int) -> Any:
+        """Return the sum of two tensors or more on tower ``dst``.
 
         Args:
-            values: tensors.
-            towers: the tower of each value.
+            terms: tensors.
+            towers: the tower of each of them.
             dst: a tower.
         """
-        shape = values[0].shape
-        are_known = all(value.shape.is_fully_defined() for value in values)
-        if are_known and len(values) > 2 and self.context.on_cpu and not tf.executing_eagerly():
-            return self._add_on_cpu(values, towers, dst)
+        shape = terms[0].shape
+        are_known = all(term.shape.is_fully_defined() for term in terms)
+        if are_known and len(terms) > 2 and self.context.on_cpu and not tf.executing_eagerly():
+            # Grappler's memory optimizer replaces an add_n of more than two inputs, one of which is
+            # made on the same device, by one pass over memory for each input. On CPU devices this
+            # takes twice the time. It does so only where it knows the shape of the inputs, and so a
+            # reshape to columns of unknown height hides it. The reshape copies nothing. GPUs would
+            # pay for the further ops.
+            columns = []
+            for term, tower in zip(terms, towers):
+                height = self.context.constant(tower, (-1, 1), is_hidden=True)
+                with tf1.device(self.devices[tower]):
+                    columns.append(tf.reshape(term, height, name=f"{self.name}/column"))
+            lengths = self.context.constant(dst, tuple(shape.as_list()))
+            with tf1.device(self.devices[dst]):
+                total = tf.add_n(columns, name=f"{self.name}/sum")
+                return tf.reshape(total, lengths, name=f"{self.name}/sum")
         with tf1.device(self.devices[dst]):
-            if are_known and len(values) == 2 and values[0].dtype.name not in DTYPES_WITHOUT_ADD:
-                return tf.add(*values, name=f"{self.name}/sum")
-            # add would broadcast shapes that turn out to differ when the step runs; add_n does not
-            total = tf.add_n(values, name=f"{self.name}/sum")
+            if are_known and len(terms) == 2 and terms[0].dtype.name not in DTYPES_WITHOUT_ADD:
+                return tf.add(*terms, name=f"{self.name}/sum")
+            # Shapes may turn out to differ when the training step runs. Then add would broadcast
+            # them, and add_n raises an error.
+            total = tf.add_n(terms, name=f"{self.name}/sum")
         total.set_shape(shape.merge_with(total.shape))
         return total
-
-    def _add_on_cpu(self, values: Sequence[Any], towers: Sequence[int], dst: int) -> Any:
-        """Return the sum of tensors of equal, known shape as that of columns of unknown height.
-
-        Grappler's memory optimizer replaces an add_n of more than two inputs, one of which is made
-        on the same device, by one pass over memory for each input. On CPU devices this takes twice
-        the time. It does so only where it knows the shape of the inputs, and so a reshape hides it.
-        The reshape copies nothing. GPUs would pay for the further ops.
-        """
-        columns = []
-        for value, tower in zip(values, towers):
-            column = self.context.constant(tower, (-1, 1), is_hidden=True)
-            with tf1.device(self.devices[tower]):
-                columns.append(tf.reshape(value, column, name=f"{self.name}/column"))
-        shape = self.context.constant(dst, tuple(values[0].shape.as_list()))
-        with tf1.device(self.devices[dst]):
-            total = tf.add_n(columns, name=f"{self.name}/sum")
-            return tf.reshape(total, shape, name=f"{self.name}/sum")
 
     def mean(self, root: int, total: Any) -> Any:
         """Return the mean of a sum, if it is wanted."""
         if not self.context.average:
             return total
-        share = 1.0 / self.context.contributions
+        weight = 1.0 / self.context.contributions
         with tf1.device(self.devices[root]):
-            return tf.multiply(total, share, name=f"{self.name}/mean")
+            return tf.multiply(total, weight, name=f"{self.name}/mean")
 
     def over_hosts(self, root: int, total: Any) -> Any:
         """Return the sum of all hosts' totals."""
-        if self.context.hosts is None:
+        if self.context.shared_ops is None:
             return total
         with tf1.device(self.devices[root]):
-            return self.context.hosts.all_reduce(total, root, f"{self.name}/across")
+            return self.context.shared_ops.all_reduce(total, root, f"{self.name}/across")

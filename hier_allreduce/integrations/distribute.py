@@ -10,7 +10,7 @@ from ..compat import mirrored_factory, replica_values
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads
 from ..graph.measuring import Rows, hook
-from ..planning import Strategy, strategy_from
+from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
 

@@ -14,7 +14,6 @@ algorithm              communication steps       bytes on the wire
 ``flat``               2                         (K-1)·S
 ``tree``               2·⌈log₂ K⌉                ⌈log₂ K⌉·S
 ``hierarchical``       4                         ⌈K/2⌉·S
-``flat_tree``          1 + ⌈log₂ K⌉              ⌈log₂ K⌉·S
 ``flat_hierarchical``  3                         ⌈K/2⌉·S
 =====================  ========================  ====================
 
@@ -29,7 +28,7 @@ from functools import partial
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from .plan import Copy, Reduce, Schedule, Step, checked, copies_in, root_of
+from .plan import Copy, Reduce, Schedule, Step, checked, root_of
 
 Algorithm = Callable[[int, int], Iterable[Step]]
 Groups = Tuple[Tuple[int, ...], ...]
@@ -53,7 +52,8 @@ def flat(towers: int, chunk: int) -> List[Step]:
     [Reduce(srcs=(1, 2), dst=0), Copy(src=0, dst=1), Copy(src=0, dst=2)]
     """
     root = chunk % towers
-    return [*_all_to(root, towers), *(Copy(root, tower) for tower in _others(range(towers), root))]
+    back = [Copy(root, tower) for tower in _without(root, range(towers))]
+    return [*_all_to(root, towers), *back]
 
 
 def tree(towers: int, chunk: int) -> List[Step]:
@@ -70,20 +70,24 @@ def tree(towers: int, chunk: int) -> List[Step]:
     [Reduce(srcs=(1,), dst=0), Reduce(srcs=(3,), dst=2), Reduce(srcs=(2,), dst=0),
      Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
     """
+    # Place the root at 0. Where exclusive or does that for all places, it maps pairs to pairs, so
+    # that neighbours add up whatever the root is.
     root = chunk % towers
     places = range(towers)
     is_power_of_two = towers & (towers - 1) == 0
     tower_at = [(place + root) % towers for place in places]
     if is_power_of_two:
-        # Exclusive or maps pairs to pairs, so that neighbours add up whatever the root is.
         tower_at = [place ^ root for place in places]
+
+    # Join pairs, then pairs of pairs, by one hop each. Copies go back along the same hops.
     hops: List[Tuple[int, int]] = []
     distance = 1
     while distance < towers:
         for place in range(0, towers - distance, 2 * distance):
             hops.append((tower_at[place + distance], tower_at[place]))
         distance *= 2
-    return _there_and_back(hops)
+    sums: List[Step] = [Reduce((src,), dst) for src, dst in hops]
+    return sums + [Copy(dst, src) for src, dst in reversed(hops)]
 
 
 def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
@@ -113,32 +117,13 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
     root = _root_in_groups(towers, chunk)
     adders = _adders(groups, root)
     steps: List[Step] = []
+    # A group of one tower has nothing to add up, nor has a lone adder.
     for group, adder in zip(groups, adders):
         if len(group) > 1:
-            steps.append(Reduce(_others(group, adder), adder))
+            steps.append(Reduce(_without(adder, group), adder))
     if len(adders) > 1:
-        steps.append(Reduce(_after(adders, root), root))
+        steps.append(Reduce(_after(root, adders), root))
     return steps + _back_through(groups, adders, root)
-
-
-def flat_tree(towers: int, chunk: int) -> List[Step]:
-    """Add up everything on the root, as ``flat``, and copy back along a ``tree``.
-
-    ::
-
-        0 ◄─┬─ 1        0 ──► 2        0 ──► 1
-            ├─ 2                       2 ──► 3
-            └─ 3
-
-    The root waits once for all gradients, and copies leave several towers at the same time. The
-    root is tower ``chunk mod K``.
-
-    >>> flat_tree(6, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
-    [Reduce(srcs=(1, 2, 3, 4, 5), dst=0), Copy(src=0, dst=4), Copy(src=0, dst=2),
-     Copy(src=4, dst=5), Copy(src=2, dst=3), Copy(src=0, dst=1)]
-    """
-    back = copies_in(tuple(tree(towers, chunk)))
-    return [*_all_to(chunk % towers, towers), *back]
 
 
 def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
@@ -169,7 +154,6 @@ BY_NAME: Dict[str, Algorithm] = {
     "flat": flat,
     "tree": tree,
     "hierarchical": hierarchical,
-    "flat_tree": flat_tree,
     "flat_hierarchical": flat_hierarchical,
 }
 WITH_GROUPS: Dict[str, Callable[..., List[Step]]] = {
@@ -181,26 +165,20 @@ WITH_GROUPS: Dict[str, Callable[..., List[Step]]] = {
 # ---- their parts ---------------------------------------------------------------------------------
 
 
-def _others(group: Iterable[int], tower: int) -> Tuple[int, ...]:
+def _without(tower: int, group: Iterable[int]) -> Tuple[int, ...]:
     """Return the towers of a group without one of them."""
-    return tuple(other for other in group if other != tower)
+    return tuple(member for member in group if member != tower)
 
 
-def _after(towers: Sequence[int], first: int) -> Tuple[int, ...]:
-    """Return the towers behind ``first``, and then those before it, as around a circle."""
-    place = towers.index(first)
+def _after(tower: int, towers: Sequence[int]) -> Tuple[int, ...]:
+    """Return the towers behind one of them, and then those before it, as around a circle."""
+    place = towers.index(tower)
     return (*towers[place + 1 :], *towers[:place])
 
 
 def _all_to(root: int, towers: int) -> List[Step]:
     """Return the sum of everything on the root; one tower has nothing to add."""
-    return [Reduce(_others(range(towers), root), root)] if towers > 1 else []
-
-
-def _there_and_back(hops: Sequence[Tuple[int, int]]) -> List[Step]:
-    """Return a sum for each hop (src, dst), and copies back along them."""
-    sums: List[Step] = [Reduce((src,), dst) for src, dst in hops]
-    return sums + [Copy(dst, src) for src, dst in reversed(hops)]
+    return [Reduce(_without(root, range(towers)), root)] if towers > 1 else []
 
 
 def _root_in_groups(towers: int, chunk: int) -> int:
@@ -217,9 +195,10 @@ def _adders(groups: Groups, root: int) -> List[int]:
 
 def _back_through(groups: Groups, adders: Sequence[int], root: int) -> List[Step]:
     """Return copies from the root to the other adders, and from each adder to its group."""
-    steps: List[Step] = [Copy(root, adder) for adder in _after(adders, root)]
+    # Groups come in reverse, because copies go the way of the sums back.
+    steps: List[Step] = [Copy(root, adder) for adder in _after(root, adders)]
     for group, adder in reversed(list(zip(groups, adders))):
-        steps += [Copy(adder, tower) for tower in _others(group, adder)]
+        steps += [Copy(adder, tower) for tower in _without(adder, group)]
     return steps
 
 
@@ -257,7 +236,8 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
     """Return the name of an algorithm; for a function that of the function, or of its class."""
     if isinstance(algorithm, str):
         return algorithm
-    function = getattr(algorithm, "func", algorithm)  # a partial has one
+    # A partial has no name, but the function in it has.
+    function = getattr(algorithm, "func", algorithm)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -274,12 +254,14 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
     """
     schedules: Dict[Schedule, None] = {}
     for chunk in range(towers):
+        # A user's function may raise anything, and its users shall learn which call failed.
         try:
             schedules[checked(algorithm(towers, chunk), towers)] = None
-        except Exception as cause:  # a user's function may raise anything
-            kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
+        except Exception as cause:
+            is_ours = isinstance(cause, HierAllreduceError)
+            error = "" if is_ours else f"{type(cause).__name__}: "
             call = f"{name_of(algorithm)}({towers}, {chunk})"
-            raise HierAllreduceError(f"{call}: {kind}{cause}") from cause
+            raise HierAllreduceError(f"{call}: {error}{cause}") from cause
     return tuple(schedules)
 
 

@@ -13,21 +13,25 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import Schedule, root_of
 
-ALIGNMENT = 64  # bytes: a slice at such an offset of a tensor shares the tensor's buffer
+# A slice at such an offset of a tensor, in bytes, shares the tensor's buffer, so cutting copies
+# nothing.
+ALIGNMENT = 64
 # The last packed chunks are smaller, since no backward pass overlaps with the last one: each has at
 # most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one copy.
 _OF_REST = 4
 _LEAST = 256 << 10
-_PACKED = 0.4  # of a chunk: two gradients below this share are packed into one chunk
+# Gradients below this part of a chunk are packed, because two of them or more then fit into one.
+_PACKED = 0.4
 
 
 class GradientSize(NamedTuple):
     """The size of one variable's gradient.
 
     Attributes:
-        elements: of a sparse gradient its rows, at most; None if only the step will know.
+        elements: the number of elements, of a sparse gradient its rows at most; None if only the
+            training step will know.
         itemsize: bytes of an element, or of a row with its index.
-        dtype: a chunk has one dtype.
+        dtype: the gradient's dtype; a chunk has one.
         packable: False for a gradient that travels alone and whole: sparse ones, integers, strings.
     """
 
@@ -52,15 +56,20 @@ class Range(NamedTuple):
     start: int
     stop: Optional[int]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole gradient, in its shape."""
+        return self.stop is None
+
 
 class Chunk(NamedTuple):
     """Gradients of one dtype that travel as one tensor, and how.
 
     Attributes:
-        ranges: of its gradients.
-        bytes: of all ranges; 0 if unknown.
+        ranges: the ranges of its gradients.
+        bytes: the bytes of all ranges; 0 if unknown.
         steps: its schedule; none on one tower.
-        name: in op names.
+        name: its name in op names.
     """
 
     ranges: Tuple[Range, ...]
@@ -107,54 +116,57 @@ def chunks_of(
         whole: whether large gradients are not cut.
     """
     if not chunk_bytes:
-        return [_alone(number, gradient) for number, gradient in enumerate(gradients)]
-    below = _PACKED * chunk_bytes if pack_below is None else pack_below
-    groups: List[List[int]] = []  # gradients that share a chunk
-    open_groups: Dict[str, List[int]] = {}  # the one of each dtype that has room
-    room: Dict[str, int] = {}  # and the bytes that fit into it
-    left = list(accumulate(gradient.bytes for gradient in gradients))  # from each one to the end
-    for number in reversed(range(len(gradients))):
-        gradient = gradients[number]
-        if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
-            groups.append([number])
+        return [_alone(n, gradient) for n, gradient in enumerate(gradients)]
+    small = _PACKED * chunk_bytes if pack_below is None else pack_below
+    packs: List[List[int]] = []  # numbers of the gradients that share a chunk
+    open_packs: Dict[str, List[int]] = {}  # the pack of each dtype that has room
+    room_by_dtype: Dict[str, int] = {}  # bytes that fit into it
+    still_to_come = list(accumulate(gradient.bytes for gradient in gradients))
+
+    # Begin with the last gradient, because the backward pass computes it first.
+    for n in reversed(range(len(gradients))):
+        gradient = gradients[n]
+        if not gradient.packable or not gradient.bytes or gradient.bytes >= small:
+            packs.append([n])
             continue
-        if gradient.bytes > room.get(gradient.dtype, 0):
-            group: List[int] = []
-            groups.append(group)
-            open_groups[gradient.dtype] = group
-            late = max(_LEAST, left[number] // _OF_REST)
-            room[gradient.dtype] = chunk_bytes if pack_below else min(chunk_bytes, late)
-        open_groups[gradient.dtype].append(number)
-        room[gradient.dtype] -= gradient.bytes
+        if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
+            open_packs[gradient.dtype] = []
+            packs.append(open_packs[gradient.dtype])
+            late = max(_LEAST, still_to_come[n] // _OF_REST)
+            room_by_dtype[gradient.dtype] = chunk_bytes if pack_below else min(chunk_bytes, late)
+        open_packs[gradient.dtype].append(n)
+        room_by_dtype[gradient.dtype] -= gradient.bytes
+
+    # A pack is ready when its last gradient is, and chunks travel in this order.
     chunks: List[Chunk] = []
-    for group in sorted(groups, key=lambda group: -group[-1]):  # its last gradient makes it ready
-        first = group[0]
-        if len(group) > 1:
-            ranges = tuple(Range(number, 0, gradients[number].elements) for number in group)
-            chunks.append(Chunk(ranges, sum(gradients[number].bytes for number in group)))
+    for pack in sorted(packs, key=lambda pack: -pack[-1]):
+        if len(pack) > 1:
+            ranges = tuple(Range(n, 0, gradients[n].elements) for n in pack)
+            chunks.append(Chunk(ranges, sum(gradients[n].bytes for n in pack)))
         elif whole:
-            chunks.append(_alone(first, gradients[first]))
+            chunks.append(_alone(pack[0], gradients[pack[0]]))
         else:
-            chunks += _cut(first, gradients[first], chunk_bytes)
+            chunks += _cut(pack[0], gradients[pack[0]], chunk_bytes)
     return chunks
 
 
-def _alone(number: int, gradient: GradientSize) -> Chunk:
-    """Return the chunk of one gradient that travels whole and in its shape."""
-    return Chunk((Range(number, 0, None),), gradient.bytes)
+def _alone(n: int, gradient: GradientSize) -> Chunk:
+    """Return the chunk of gradient n, which travels whole and in its shape."""
+    return Chunk((Range(n, 0, None),), gradient.bytes)
 
 
-def _cut(number: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
-    """Return one gradient in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes."""
+def _cut(n: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
+    """Return gradient n in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes."""
     if not gradient.packable or gradient.bytes <= chunk_bytes:
-        return [_alone(number, gradient)]
+        return [_alone(n, gradient)]
     elements = gradient.elements or 0
-    step = ALIGNMENT // gradient.itemsize  # elements
-    most = max(1, chunk_bytes // ALIGNMENT) * step  # elements of a chunk
+    per_line = ALIGNMENT // gradient.itemsize  # elements in 64 bytes
+    most = max(1, chunk_bytes // ALIGNMENT) * per_line  # elements of a chunk
+    # Chunks are equal, because a small last one would cost as many copies as a full one.
     pieces = -(-elements // most)
-    size = -(-elements // pieces // step) * step
+    size = -(-elements // pieces // per_line) * per_line
     chunks = []
     for start in range(0, elements, size):
         stop = min(start + size, elements)
-        chunks.append(Chunk((Range(number, start, stop),), (stop - start) * gradient.itemsize))
+        chunks.append(Chunk((Range(n, start, stop),), (stop - start) * gradient.itemsize))
     return chunks

@@ -63,20 +63,22 @@ class Copy(NamedTuple):
 
 
 Step = Union[Reduce, Copy]
-Schedule = Tuple[Step, ...]  # of one chunk: sums to a root, then copies from it
+# The schedule of one chunk: sums to a root, then copies from it.
+Schedule = Tuple[Step, ...]
 
 
 class Plan(NamedTuple):
     """Schedules and a chunk size.
 
     Attributes:
-        towers: K.
+        towers: K, the number of towers.
         schedules: S schedules; chunk c takes schedule c mod S.
         chunk_bytes: the size of chunks; 0 leaves each gradient alone and whole.
-        algorithm: its name, for reports.
+        algorithm: the algorithm's name, for reports.
         pack_below: bytes below which gradients are packed; None: 0.4 × ``chunk_bytes``.
         whole: whether gradients above ``chunk_bytes`` are not cut.
-        algorithm_of_last: for the gradient that is ready last, if it is cut; empty: as for all.
+        algorithm_of_last: the algorithm for the gradient that is ready last, if it is cut; empty:
+            as for all.
     """
 
     towers: int
@@ -112,11 +114,12 @@ def sums_to(schedule: Schedule, tower: int) -> Schedule:
     >>> sums_to((Reduce((0, 2), 1), Copy(1, 0), Copy(0, 2)), 0)
     (Reduce(srcs=(0, 2), dst=1), Copy(src=1, dst=0))
     """
-    copy_to = {copy.dst: copy for copy in copies_in(schedule)}
+    # Go back from the tower to the root, because each tower has its value from one other.
+    copy_by_dst = {copy.dst: copy for copy in copies_in(schedule)}
     way: List[Copy] = []
     while tower != root_of(schedule):
-        way.insert(0, copy_to[tower])
-        tower = copy_to[tower].src
+        way.insert(0, copy_by_dst[tower])
+        tower = copy_by_dst[tower].src
     return (*sums_in(schedule), *way)
 
 
@@ -144,7 +147,7 @@ def complete_on(schedule: Schedule) -> Set[int]:
 class ChunkOps(Generic[V]):
     """The operations of a schedule on one kind of value: tensors, numbers, sets of towers."""
 
-    def reduce(self, step: Reduce, here: V, others: List[V]) -> V:
+    def reduce(self, step: Reduce, here: V, received: List[V]) -> V:
         """Return the sum of the destination's value and of those of the sources."""
         raise NotImplementedError
 
@@ -152,17 +155,18 @@ class ChunkOps(Generic[V]):
         """Return the value that a complete sum becomes before it is copied: the mean."""
         return total
 
-    def copy(self, step: Copy, value: V) -> V:
+    def copy(self, step: Copy, at_src: V) -> V:
         """Return the source's value on the destination."""
-        return value
+        return at_src
 
 
-def run(schedule: Schedule, values: Sequence[V], ops: ChunkOps[V]) -> List[V]:
+def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[V]:
     """Run a schedule on one chunk: K values in, K values out."""
-    held = list(values)
+    held = list(chunk)
     for step in sums_in(schedule):
-        others = [held[src] for src in step.srcs]
-        held[step.dst] = ops.reduce(step, held[step.dst], others)
+        received = [held[src] for src in step.srcs]
+        held[step.dst] = ops.reduce(step, held[step.dst], received)
+    # The mean is taken once, before the copies, so that all towers hold the same bits.
     root = root_of(schedule)
     held[root] = ops.at_root(root, held[root])
     for copy in copies_in(schedule):
@@ -173,7 +177,8 @@ def run(schedule: Schedule, values: Sequence[V], ops: ChunkOps[V]) -> List[V]:
 # ---- the check -----------------------------------------------------------------------------------
 
 
-_COMPLETE = -1  # in a set of towers: the sum has all of them, and may be copied
+# In a set of towers it says that the sum has all of them, and may be copied.
+_COMPLETE = -1
 
 
 class _Counting(ChunkOps[FrozenSet[int]]):
@@ -183,10 +188,10 @@ class _Counting(ChunkOps[FrozenSet[int]]):
         self._all = frozenset(range(towers))
 
     def reduce(
-        self, step: Reduce, here: FrozenSet[int], others: List[FrozenSet[int]]
+        self, step: Reduce, here: FrozenSet[int], received: List[FrozenSet[int]]
     ) -> FrozenSet[int]:
         total = here
-        for added in others:
+        for added in received:
             if total & added:
                 raise HierAllreduceError(f"{step} adds tower {min(total & added)} a second time")
             total |= added
@@ -198,12 +203,12 @@ class _Counting(ChunkOps[FrozenSet[int]]):
             raise HierAllreduceError(f"the last sum, on tower {root}, misses towers {missing}")
         return total | {_COMPLETE}
 
-    def copy(self, step: Copy, value: FrozenSet[int]) -> FrozenSet[int]:
-        if _COMPLETE not in value:
-            towers = sorted(value)
+    def copy(self, step: Copy, at_src: FrozenSet[int]) -> FrozenSet[int]:
+        if _COMPLETE not in at_src:
+            towers = sorted(at_src)
             fault = f"{step} copies the sum of towers {towers} only; copy the complete sum"
             raise HierAllreduceError(fault)
-        return value
+        return at_src
 
 
 def check(steps: Iterable[Step], towers: int) -> None:
@@ -227,35 +232,37 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
     >>> checked([Reduce((1,), 0), Copy(0, 1)], towers=2)
     (Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1))
     """
-    most = 2 * towers * towers  # far more than are needed: a user's generator may have no end
-    schedule = tuple(_read(step, towers) for step in islice(steps, most + 1))
+    # Take far more steps than are needed, but not all, because a user's generator may have no end.
+    most = 2 * towers * towers
+    taken: Iterable[Any] = islice(steps, most + 1)
+    # Make plain whole numbers of a step's towers, because a user may give NumPy's.
+    plain: List[Step] = []
+    for step in taken:
+        if not isinstance(step, (Reduce, Copy)):
+            raise HierAllreduceError(f"{step!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
+        try:
+            srcs = tuple(map(index, step.srcs))
+            dst = index(step.dst)
+        except TypeError:
+            fault = f"{step}: expected numbers of towers, in srcs a tuple of them"
+            raise HierAllreduceError(fault) from None
+        exist = {*srcs, dst} <= set(range(towers))
+        if not srcs or dst in srcs or not exist:
+            expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
+            raise HierAllreduceError(f"{step}: expected {expected}")
+        plain.append(Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst))
+    schedule = tuple(plain)
     if len(schedule) > most:
         raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
     for step, following in zip(schedule, schedule[1:]):
         if isinstance(step, Copy) and isinstance(following, Reduce):
             fault = f"{step} comes before a sum, {following}; copy the complete sum"
             raise HierAllreduceError(fault)
+    # Run the schedule on sets of towers, because they tell which gradients a sum has.
     alone = [frozenset([tower]) for tower in range(towers)]
     counted = run(schedule, alone, _Counting(towers))
-    without = [tower for tower, value in enumerate(counted) if _COMPLETE not in value]
+    without = [tower for tower, added in enumerate(counted) if _COMPLETE not in added]
     if without:
         fault = f"in the end towers {without} do not have the sum; copy it to them"
         raise HierAllreduceError(fault)
     return schedule
-
-
-def _read(step: Any, towers: int) -> Step:
-    """Return a step with plain whole numbers."""
-    if not isinstance(step, (Reduce, Copy)):
-        raise HierAllreduceError(f"{step!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
-    try:
-        srcs = tuple(map(index, step.srcs))
-        dst = index(step.dst)
-    except TypeError:
-        fault = f"{step}: expected numbers of towers, in srcs a tuple of them"
-        raise HierAllreduceError(fault) from None
-    exist = {*srcs, dst} <= set(range(towers))
-    if not srcs or dst in srcs or not exist:
-        expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
-        raise HierAllreduceError(f"{step}: expected {expected}")
-    return Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst)

@@ -22,10 +22,11 @@ def scheduled(chunks: Sequence[Chunk], plan: Plan, load: Optional[Load] = None) 
         return _spread(chunks, plan.schedules, load)
     pieces = _pieces_of_last(chunks, plan.chunk_bytes) if plan.algorithm_of_last else []
     of_last = schedules_of(BY_NAME[plan.algorithm_of_last], plan.towers) if pieces else ()
+    # The roots rotate, so that no tower works more than the others.
     with_steps = []
-    for number, chunk in enumerate(chunks):
-        schedules = of_last if number in pieces else plan.schedules
-        with_steps.append(chunk._replace(steps=schedules[number % len(schedules)]))
+    for c, chunk in enumerate(chunks):
+        schedules = of_last if c in pieces else plan.schedules
+        with_steps.append(chunk._replace(steps=schedules[c % len(schedules)]))
     return with_steps
 
 
@@ -36,9 +37,8 @@ def _pieces_of_last(chunks: Sequence[Chunk], chunk_bytes: int) -> List[int]:
     """
     after = 0
     for chunk in reversed(chunks):
-        is_piece = len(chunk.ranges) == 1 and chunk.ranges[0].stop is not None
-        if is_piece:
-            return [number for number, piece in enumerate(chunks) if piece.first == chunk.first]
+        if len(chunk.ranges) == 1 and not chunk.ranges[0].is_whole:
+            return [c for c, piece in enumerate(chunks) if piece.first == chunk.first]
         after += chunk.bytes
         if after >= chunk_bytes:
             break
@@ -51,19 +51,20 @@ def _spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule], load: Load) 
     Largest chunk first: it takes the root that has the fewest bytes so far. A chunk has the same
     root with every algorithm whose roots are the same towers.
     """
-    bytes_on = list(load.towers)  # each tower
-    uses = dict.fromkeys(sorted(schedules, key=root_of), 0)
+    bytes_by_tower = list(load.towers)
+    uses_by_schedule = dict.fromkeys(sorted(schedules, key=root_of), 0)
     sizes = []  # of each chunk, in bytes of its variables
     for chunk in chunks:
-        sizes.append(sum(load.variables[part.number] for part in chunk.ranges))
+        sizes.append(sum(load.variables[span.number] for span in chunk.ranges))
 
+    # Among roots with equal bytes the least used one is taken, since variables may have no bytes.
     def cost(schedule: Schedule) -> Tuple[int, int]:
-        return bytes_on[root_of(schedule)], uses[schedule]
+        return bytes_by_tower[root_of(schedule)], uses_by_schedule[schedule]
 
     with_steps = list(chunks)
-    for number in sorted(range(len(chunks)), key=lambda number: -sizes[number]):
-        schedule = min(uses, key=cost)
-        bytes_on[root_of(schedule)] += sizes[number]
-        uses[schedule] += 1
-        with_steps[number] = chunks[number]._replace(steps=schedule)
+    for c in sorted(range(len(chunks)), key=lambda c: -sizes[c]):
+        schedule = min(uses_by_schedule, key=cost)
+        bytes_by_tower[root_of(schedule)] += sizes[c]
+        uses_by_schedule[schedule] += 1
+        with_steps[c] = chunks[c]._replace(steps=schedule)
     return with_steps

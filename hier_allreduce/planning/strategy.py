@@ -13,7 +13,6 @@ from .algorithms import (
     BY_NAME,
     WITH_GROUPS,
     Algorithm,
-    Groups,
     in_groups,
     name_of,
     schedules_of,
@@ -25,7 +24,7 @@ from .rule import TowersOn, rule
 
 AUTO = "auto"
 NAMES = (AUTO, *BY_NAME)
-_WORDS: Dict[str, Tuple[Optional[str], ...]] = {
+_WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
     "sparse": (AUTO, "rows", "dense"),
     "missing": ("error", "zeros"),
     "wire_dtype": (None, "float16", "bfloat16"),
@@ -43,10 +42,10 @@ class Strategy:
         Strategy.load("tensorpack")
 
     Attributes:
-        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"flat_tree"``,
-            ``"flat_hierarchical"``; or a function ``(towers, chunk) -> steps`` that returns the
-            :class:`.Reduce` and :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the
-            number of towers and the bytes.
+        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"flat_hierarchical"``; or a
+            function ``(towers, chunk) -> steps`` that returns the :class:`.Reduce` and
+            :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the number of towers and
+            the bytes.
         chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
             None: by the rule. 0: each gradient travels alone and whole.
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
@@ -78,21 +77,29 @@ class Strategy:
         if not callable(self.algorithm) and self.algorithm not in NAMES:
             hint = configs.nearest(str(self.algorithm), NAMES)
             raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
-        for name, words in _WORDS.items():
-            value = getattr(self, name)
-            if value not in words:
-                hint = configs.nearest(str(value), filter(None, words))
-                raise HierAllreduceError(f"{name}={value!r} is unknown{hint}")
-        for name in ("chunk_bytes", "main"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, configs.whole_number(value, name))
+        for field, words in _WORDS_BY_FIELD.items():
+            word = getattr(self, field)
+            if word not in words:
+                hint = configs.nearest(str(word), filter(None, words))
+                raise HierAllreduceError(f"{field}={word!r} is unknown{hint}")
+        # NumPy's numbers become plain ones, because hosts compare their plans as texts.
+        for field in ("chunk_bytes", "main"):
+            integer = getattr(self, field)
+            if integer is not None:
+                object.__setattr__(self, field, configs.whole_number(integer, field))
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
-            object.__setattr__(self, "groups", _read_groups(self.groups))
+            groups = []
+            try:
+                for group in self.groups:
+                    groups.append(tuple(configs.whole_number(tower, "") for tower in group))
+            except (TypeError, HierAllreduceError):
+                expected = "tuples of towers: ((0, 1), (2, 3))"
+                raise HierAllreduceError(f"groups={self.groups!r}: expected {expected}") from None
+            object.__setattr__(self, "groups", tuple(groups))
             if self.algorithm not in list(WITH_GROUPS):
-                names = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
-                fault = f"groups={self.groups!r} go with {names}; give one of them"
+                algorithms = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
+                fault = f"groups={self.groups!r} go with {algorithms}; give one of them"
                 raise HierAllreduceError(fault)
 
     @classmethod
@@ -111,27 +118,15 @@ class Strategy:
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
         """Return the strategy of a file's keys and values; raises the errors of :meth:`load`."""
-        names = [field.name for field in fields(cls)]
-        configs.check_keys(values, names, str(source))
+        known = [field.name for field in fields(cls)]
+        configs.check_keys(values, known, str(source))
         try:
             return cls(**values)
         except HierAllreduceError as error:
             raise HierAllreduceError(f"{source}: {error}") from None
 
 
-def _read_groups(groups: Any) -> Groups:
-    """Return groups of towers as tuples of plain whole numbers."""
-    read = []
-    try:
-        for group in groups:
-            read.append(tuple(configs.whole_number(tower, "") for tower in group))
-        return tuple(read)
-    except (TypeError, HierAllreduceError):
-        expected = "tuples of towers: ((0, 1), (2, 3))"
-        raise HierAllreduceError(f"groups={groups!r}: expected {expected}") from None
-
-
-def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
+def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy:
     """Return a strategy, also that of an algorithm's name, or of a YAML file's name or path.
 
     None is the default.
@@ -139,15 +134,16 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
     Raises:
         HierAllreduceError: the argument ``strategy=`` is invalid.
     """
-    if value is None or isinstance(value, Strategy):
-        return value or Strategy()
-    if isinstance(value, str) and value in NAMES:
-        return Strategy(algorithm=value)
-    if not isinstance(value, (str, os.PathLike)):
+    if strategy is None or isinstance(strategy, Strategy):
+        return strategy or Strategy()
+    # An algorithm's name comes before a file's, so that no file of that name changes a program.
+    if isinstance(strategy, str) and strategy in NAMES:
+        return Strategy(algorithm=strategy)
+    if not isinstance(strategy, (str, os.PathLike)):
         expected = "a Strategy, an algorithm's name, or the name or path of a YAML file"
-        hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else ""
-        raise HierAllreduceError(f"strategy={value!r}: expected {expected}{hint}")
-    return Strategy.load(value)
+        hint = "; a function goes into Strategy(algorithm=…)" if callable(strategy) else ""
+        raise HierAllreduceError(f"strategy={strategy!r}: expected {expected}{hint}")
+    return Strategy.load(strategy)
 
 
 def plan_for(
@@ -161,10 +157,14 @@ def plan_for(
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
+    # The rule decides what the strategy leaves open, so each choice replaces a field of its plan.
     plan = rule(gradients, towers, on)
-    if strategy.algorithm != AUTO:
-        function = _function_of(strategy)
-        name = name_of(strategy.algorithm)
+    algorithm = strategy.algorithm
+    if algorithm != AUTO:
+        name = name_of(algorithm)
+        function: Algorithm = algorithm if callable(algorithm) else BY_NAME[algorithm]
+        if strategy.groups is not None:
+            function = in_groups(strategy.groups, name)
         schedules = schedules_of(function, towers)
         plan = plan._replace(algorithm=name, schedules=schedules, algorithm_of_last="")
     if strategy.main is not None:
@@ -173,10 +173,3 @@ def plan_for(
     if strategy.chunk_bytes is not None:
         plan = plan._replace(chunk_bytes=strategy.chunk_bytes, pack_below=None, whole=False)
     return plan
-
-
-def _function_of(strategy: Strategy) -> Algorithm:
-    """Return the algorithm that a strategy names, with its groups."""
-    if strategy.groups is not None:
-        return in_groups(strategy.groups, name_of(strategy.algorithm))
-    return strategy.algorithm if callable(strategy.algorithm) else BY_NAME[strategy.algorithm]

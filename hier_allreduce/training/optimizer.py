@@ -12,7 +12,7 @@ from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..graph.columns import check_names
 from ..graph.names import check_scope
-from ..planning import Strategy, strategy_from
+from ..planning.strategy import Strategy, strategy_from
 from .attributes import unchanged
 from .replicas import (
     Drift,

@@ -27,8 +27,8 @@ from ..graph.columns import dtype_of, grads_in, static_shape, variables_in
 from ..graph.devices import device_fields
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
-from ..planning import Strategy
 from ..planning.chunks import Load
+from ..planning.strategy import Strategy
 from .reads import writers_of
 
 if TYPE_CHECKING:

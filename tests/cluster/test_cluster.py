@@ -105,8 +105,8 @@ def alone():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"update": "sharded"}, {"algorithm": "flat_tree"}, {"cluster": {"communication": "nccl"}}],
-    ids=["flat", "sharded", "flat_tree", "nccl"],
+    [{}, {"update": "sharded"}, {"algorithm": "tree"}, {"cluster": {"communication": "nccl"}}],
+    ids=["flat", "sharded", "tree", "nccl"],
 )
 def test_two_hosts_of_two_towers_train_to_the_weights_of_one_host_of_four(alone, options):
     """On CPU devices TensorFlow takes its ring for NCCL, with the edges between NCCL's calls."""

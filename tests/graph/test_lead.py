@@ -9,6 +9,7 @@ from helpers.graphs import session
 from helpers.rows import for_each
 
 from hier_allreduce import Strategy, allreduce_grads
+from hier_allreduce.graph import lead
 
 tf1 = tf.compat.v1
 TOWERS, LAYERS, SIZE = 3, 12, 64
@@ -197,6 +198,22 @@ def test_each_sum_holds_what_comes_half_a_pass_later(graph, model):
         root = f"/device:GPU:{chunk % TOWERS}"
         expected.add((chunk, chunk + LAYERS // 2, root, root))
     assert pairs == expected
+
+
+@pytest.mark.parametrize("model", [usual, residual, with_offsets], ids=lambda f: f.__name__)
+def test_edges_come_in_the_order_in_which_ops_were_made(graph, monkeypatch, model):
+    """TensorFlow lists an op's control inputs in an order that differs between processes."""
+    added: dict = {}
+
+    def add(before, after):
+        added.setdefault(before, []).append(after)
+
+    monkeypatch.setattr(lead, "add_control_edge", add)
+    allreduce_grads(model(), gpus(), strategy=ALONE)
+    place = {op: n for n, op in enumerate(graph.get_operations())}
+    assert added
+    for held in [list(added), *added.values()]:
+        assert held == sorted(held, key=lambda op: place[op])
 
 
 @pytest.mark.parametrize("model", [usual, residual, with_offsets], ids=lambda f: f.__name__)

@@ -15,8 +15,9 @@ from helpers.rows import powers_of_two
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import recorded_in
-from hier_allreduce.planning import root_of, rule
+from hier_allreduce.planning import rule
 from hier_allreduce.planning.algorithms import flat_hierarchical, hierarchical, schedules_of
+from hier_allreduce.planning.plan import root_of
 
 VALUES = powers_of_two(towers=8, variables=9)
 MB = 1_000_000 // 4  # elements of float32

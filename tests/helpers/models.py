@@ -3,7 +3,7 @@
 import numpy as np
 
 from helpers.project import TOP
-from hier_allreduce.planning import GradientSize
+from hier_allreduce.planning.chunks import GradientSize
 
 MODELS = TOP / "benchmarks" / "models"
 

@@ -5,9 +5,8 @@ from helpers.models import gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hier_allreduce.planning import GradientSize, Range, chunks_of
 from hier_allreduce.planning.algorithms import flat, hierarchical, schedules_of
-from hier_allreduce.planning.chunks import Load
+from hier_allreduce.planning.chunks import GradientSize, Load, Range, chunks_of
 from hier_allreduce.planning.plan import Plan
 from hier_allreduce.planning.schedules import scheduled
 

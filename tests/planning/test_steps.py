@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hier_allreduce import Copy, HierAllreduceError, Reduce, check
-from hier_allreduce.planning import root_of, run
 from hier_allreduce.planning.algorithms import (
     BY_NAME,
     flat,
@@ -19,7 +18,7 @@ from hier_allreduce.planning.algorithms import (
     schedules_of,
     tree,
 )
-from hier_allreduce.planning.plan import checked, complete_on, copies_in, sums_in
+from hier_allreduce.planning.plan import checked, complete_on, copies_in, root_of, run, sums_in
 
 RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
 
@@ -128,7 +127,6 @@ COSTS = {
     "flat": lambda K: (2, K - 1),
     "tree": lambda K: (2 * log2(K), log2(K)),
     "hierarchical": lambda K: (4, (K + 1) // 2),
-    "flat_tree": lambda K: (1 + log2(K), log2(K)),
     "flat_hierarchical": lambda K: (3, (K + 1) // 2),
 }
 

@@ -7,22 +7,24 @@ import pytest
 from helpers.models import gradients
 
 from hier_allreduce import HierAllreduceError, Strategy, configs
-from hier_allreduce.planning import GradientSize, plan_for, root_of, strategy_from
 from hier_allreduce.planning.algorithms import BY_NAME, flat, schedules_of, tree
+from hier_allreduce.planning.chunks import GradientSize
+from hier_allreduce.planning.plan import root_of
 from hier_allreduce.planning.rule import TowersOn
+from hier_allreduce.planning.strategy import plan_for, strategy_from
 
 GRADS = gradients("mobilenet_v2")
 
 
 def test_the_shipped_strategies_load_and_have_plans():
-    assert configs.names("strategies") == [
+    assert configs.presets("strategies") == [
         "chainer",
         "megengine",
         "muji",
         "sixteen_bit",
         "tensorpack",
     ]
-    for name in configs.names("strategies"):
+    for name in configs.presets("strategies"):
         assert strategy_from(name) == Strategy.load(name) != Strategy()
         assert plan_for(Strategy.load(name), GRADS, 8).towers == 8
 
@@ -121,9 +123,9 @@ CPU_DEVICES, WITH_EDGES, WITHOUT_EDGES = TowersOn
         (Strategy(chunk_bytes=MIB), WITH_EDGES, ("flat", MIB, None, False)),
         (Strategy("flat"), WITHOUT_EDGES, ("flat", 4 * MIB, None, False)),
         (
-            Strategy("flat_tree", chunk_bytes=3 * MIB),
+            Strategy("flat_hierarchical", chunk_bytes=3 * MIB),
             WITH_EDGES,
-            ("flat_tree", 3 * MIB, None, False),
+            ("flat_hierarchical", 3 * MIB, None, False),
         ),
         (Strategy(tree, chunk_bytes=0), CPU_DEVICES, ("tree", 0, None, False)),
     ],

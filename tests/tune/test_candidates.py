@@ -121,7 +121,7 @@ def test_only_names_a_strategy(name, strategy):
         ("", "'' is no candidate; there are auto, flat,"),
         ("flat-8MB", "'flat-8MB': the size of chunks is in whole MiB, such as flat-8MiB"),
         ("NcclAllReduce-4MiB", "is no candidate; did you mean 'NcclAllReduce'"),
-        ("flat_tre", "'flat_tre' is no candidate; did you mean 'flat_tree'"),
+        ("hierarchica", "'hierarchica' is no candidate; did you mean 'hierarchical'"),
     ],
 )
 def test_a_name_of_no_candidate_is_an_error(name, message):

@@ -141,12 +141,12 @@ def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
         (["--", "python", "trian.py"], "'trian.py': there is no such file; did you mean 'train.py"),
         (["-output", "best.yaml", "--", "python"], "-output: no such option; write -o FILE"),
         (
-            ["--only", "flat", "flat_tree", "--", "python"],
-            "'flat_tree' belongs to no option: names have com",
+            ["--only", "flat", "tree", "--", "python"],
+            "'tree' belongs to no option: names have com",
         ),
         (
-            ["--only", "flat_tre", "--", "python"],
-            "--only: 'flat_tre' is no candidate; did you mean 'flat_tree'",
+            ["--only", "hierarchica", "--", "python"],
+            "--only: 'hierarchica' is no candidate; did you mean 'hierarchical'",
         ),
         (["--only", "", "--", "python"], "--only: '' is no candidate; there are auto, flat,"),
         (["--minutes", "soon", "--", "python"], "--minutes: 'soon': expected a time above 0"),

@@ -18,8 +18,8 @@ from ...errors import ClusterError, HierAllreduceError
 from ...graph.devices import all_on_cpu
 from ...graph.layout import Layout, lay_out
 from ...graph.measuring import Hook, Rows, use
-from ...planning import Strategy
 from ...planning.chunks import Load
+from ...planning.strategy import Strategy
 from .protocol import ProgramFacts, Request
 from .step_cost import trace_step
 

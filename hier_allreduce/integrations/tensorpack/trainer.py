@@ -23,7 +23,7 @@ from ...errors import ClusterError, HierAllreduceError
 from ...graph import device_strings
 from ...graph.columns import checked_pairs, grads_in, variables_in, warn_of_references
 from ...graph.measuring import hook
-from ...planning import Strategy, strategy_from
+from ...planning.strategy import Strategy, strategy_from
 from ...training.attributes import unchanged
 from ...training.replicas import PeriodicComparison, broadcast, comparison, copies_by_name
 from ...training.towers import Pairs, ReplicatedVariables, Towers, Transform
