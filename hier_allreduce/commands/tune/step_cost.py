@@ -6,6 +6,7 @@ over. A ``tf.function``, and so Keras, runs no session, and has no such trace.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -13,11 +14,11 @@ from ...compat import tf1
 from ...errors import AuditError
 
 
-def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
-    """Trace the step with a number, counted from 1, when the program makes it.
+def trace_step(step: int, clock: Path, tell: Callable[[str], None]) -> None:
+    """Trace one of the program's steps when the program makes it.
 
     Args:
-        number: of the step.
+        step: its number, counted from 1.
         clock: the file that gets a line at every step.
         tell: gets the step's cost in a line.
     """
@@ -30,23 +31,24 @@ def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
         options: Optional[Any] = None,
         run_metadata: Optional[Any] = None,
     ) -> Any:
+        # The lines of the clock are counted, because a program runs more than its steps.
         made = clock.read_bytes().count(b"\n") if clock.exists() else 0
-        if made >= number:
+        if made >= step:
             tf1.Session.run = run
-        if made != number - 1:
+        if made != step - 1:
             return run(session, fetches, feed_dict, options, run_metadata)
+        # The program's own options are copied, because it may use them again without a trace.
         with_trace = tf1.RunOptions()
         with_trace.CopyFrom(options or with_trace)
         with_trace.trace_level = tf1.RunOptions.FULL_TRACE
         metadata = tf1.RunMetadata() if run_metadata is None else run_metadata
-        values = run(session, fetches, feed_dict, with_trace, metadata)
-        # not imported before, because this module is loaded while the all-reduce is being imported
+        fetched = run(session, fetches, feed_dict, with_trace, metadata)
+        # It is not imported before, because this module loads while the all-reduce is imported.
         from ...auditing import cost
 
-        try:
+        # The run may be none of a step, because a program may fill a queue before its first one.
+        with suppress(AuditError):
             tell(cost(metadata, session.graph).summary)
-        except AuditError:  # another run than that of the step, such as one that fills a queue
-            pass
-        return values
+        return fetched
 
     tf1.Session.run = traced_run
