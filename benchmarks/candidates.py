@@ -5,21 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from baselines import BASELINES, Build, Matrix
-from ratios import OURS
+from ratios import OURS, WITHOUT_EDGES
 
 from hier_allreduce import Strategy, allreduce_grads
 
-WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
 MIB = 1 << 20
 
 
 def all_reduce(name: str) -> Build:
     """Return a baseline, ours, or ours by an algorithm with chunks of so many MiB: ``tree/8``.
 
-    With ``" without edges"`` ours adds no control edges.
+    With ``" without edges"`` ours adds no control edges; with ``" rows"`` or ``" dense"`` sparse
+    gradients travel so.
     """
     if name in BASELINES:
         return BASELINES[name]
+    sparse = "auto"
+    for choice in ("rows", "dense"):
+        if name.endswith(f" {choice}"):
+            name, sparse = name[: -len(choice) - 1], choice
     has_edges = not name.endswith(WITHOUT_EDGES)
     name = name.replace(WITHOUT_EDGES, "")
     algorithm, _, size = name.partition("/")
@@ -27,6 +31,7 @@ def all_reduce(name: str) -> Build:
         "auto" if algorithm == OURS else algorithm,
         chunk_bytes=int(float(size) * MIB) if size else None,
         edges=has_edges,
+        sparse=sparse,
     )
 
     def build(grads: Matrix, devices: Any, average: bool) -> Matrix:

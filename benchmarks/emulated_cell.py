@@ -44,6 +44,7 @@ class Cell(NamedTuple):
         pass_ms: of ResNet-50's backward pass; that of another model is as its bytes. 0: no pass.
         hosts: shares of the kernels' time for which the host is busy launching them.
         scale: by how much all times are stretched.
+        ids: the rows of each embedding that a tower reads; with 0 embeddings are left out.
     """
 
     machine: str
@@ -54,6 +55,7 @@ class Cell(NamedTuple):
     average: bool
     rounds: int
     names: List[str]
+    ids: int = 0
 
 
 def measure(cell: Cell) -> List[Dict[str, Any]]:
@@ -62,7 +64,7 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
     Times are milliseconds of the emulated machine.
     """
     started = time.perf_counter()
-    machine, work = load_machine(cell.machine), load_pass(cell.model, cell.pass_ms)
+    machine, work = load_machine(cell.machine), load_pass(cell.model, cell.pass_ms, cell.ids)
     devices = [f"/gpu:{number}" for number in range(machine.gpus)]
     _run_before_others()
     op_us = _set_price_of_an_op(machine, devices, cell.scale)

@@ -12,6 +12,7 @@ from rounds import base_of
 Cell = Dict[str, Any]
 
 OURS = "ours"
+WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
 PEERS = (  # each with its defaults and its best knob
     "tensorpack packed",
     "tensorpack",

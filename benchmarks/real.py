@@ -28,10 +28,10 @@ import calibration
 import numpy as np
 import tensorflow as tf
 from baselines import BASELINES, OF_8_TOWERS
-from candidates import WITHOUT_EDGES, all_reduce
+from candidates import all_reduce
 from over_host import send_over_host
 from picture import draw
-from ratios import OURS, PEERS, peers_in
+from ratios import OURS, PEERS, WITHOUT_EDGES, peers_in
 from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds

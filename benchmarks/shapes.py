@@ -21,22 +21,34 @@ MODELS = Path(__file__).parent / "models"
 
 
 class GradientShape(NamedTuple):
-    """The gradient of one variable: its name, and its shape if it is dense float32."""
+    """The float32 gradient of one variable.
+
+    Attributes:
+        name: of the variable.
+        shape: of the variable.
+        ids: the rows of the variable that a tower reads in a step; 0 if its gradient is dense.
+    """
 
     name: str
     shape: Tuple[int, ...]
+    ids: int = 0
 
     @property
     def bytes(self) -> int:
-        """The bytes of a float32 gradient."""
+        """The bytes of a tower's gradient; rows have int64 indices."""
         elements = 1
-        for size in self.shape:
+        for size in (self.ids, *self.shape[1:]) if self.ids else self.shape:
             elements *= size
-        return 4 * elements
+        return 4 * elements + 8 * self.ids
 
 
-def load_model(name: str) -> List[GradientShape]:
-    """Return the dense gradients of a model; sparse ones are left out.
+def load_model(name: str, ids: int = 0) -> List[GradientShape]:
+    """Return the gradients of a model.
+
+    Args:
+        name: of a file in ``benchmarks/models``.
+        ids: the rows of each embedding that a tower reads in a step; with 0 embeddings are left
+            out.
 
     Raises:
         SystemExit: there is no such model, or it has other dtypes than float32.
@@ -50,7 +62,8 @@ def load_model(name: str) -> List[GradientShape]:
     for row in csv.DictReader(lines, delimiter="\t"):
         if row["dtype"] != "float32":
             raise SystemExit(f"{path}: {row['name']} is {row['dtype']}; expected float32")
-        if row.get("sparse") != "yes":
+        is_sparse = row.get("sparse") == "yes"
+        if not is_sparse or ids:
             sizes = [int(size) for size in row["shape"].split(",") if size]
-            shapes.append(GradientShape(row["name"], tuple(sizes)))
+            shapes.append(GradientShape(row["name"], tuple(sizes), ids if is_sparse else 0))
     return shapes

@@ -1,22 +1,20 @@
 """The sweep behind the rule's constants: algorithms × chunk sizes over all cells.
 
-A cell is a machine, a model, a pass and a host's share. An algorithm with a chunk size scores what
-it adds to a step, divided by what the cell's best candidate adds: 1 is the best there.
+A cell is a machine, a model, a pass and a host's share. A candidate is the rule's choice, or an
+algorithm with a chunk size. It scores what it adds to a step, divided by what the cell's best
+candidate adds: 1 is the best there.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
-from ratios import best, exposed_ratio
-from shapes import load_model
+from ratios import OURS, best, exposed_ratio
 
 from hier_allreduce.formatting import table
 from hier_allreduce.planning.algorithms import BY_NAME, schedules_of
-from hier_allreduce.planning.chunks import GradientSize
-from hier_allreduce.planning.rule import MIB, rule
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # MiB
 OF_BEST = ("flat", "flat_hierarchical")  # these with all sizes, the other algorithms with two
@@ -26,15 +24,15 @@ Result = Dict[str, Any]
 
 
 def swept(gpus: int) -> List[str]:
-    """Return the candidates for so many GPUs; of algorithms with equal steps the first."""
+    """Return ours and the candidates for so many GPUs; of algorithms with equal steps the first."""
     by_steps: Dict[Any, str] = {}
     for name in sorted(BY_NAME, key=lambda name: name not in OF_BEST):
         schedules = schedules_of(BY_NAME[name], gpus)
         by_steps.setdefault(frozenset(frozenset(schedule) for schedule in schedules), name)
-    found = []
+    candidates = [OURS]
     for name in by_steps.values():
-        found += [f"{name}/{size}" for size in (SIZES if name in OF_BEST else FEW_SIZES)]
-    return found
+        candidates += [f"{name}/{size}" for size in (SIZES if name in OF_BEST else FEW_SIZES)]
+    return candidates
 
 
 def scores(cell: Result) -> Dict[str, float]:
@@ -42,24 +40,6 @@ def scores(cell: Result) -> Dict[str, float]:
     names = list(cell["contenders"])
     least = best(cell, names)
     return {name: exposed_ratio(cell, name, least) for name in names}
-
-
-def score_of_rule(cell: Result) -> Optional[float]:
-    """Return the score of the rule's candidate in a cell; None if it was not measured.
-
-    A candidate has one algorithm for all gradients, so the rule's for the last one does not count.
-    """
-    sizes = [GradientSize(shape.bytes // 4, 4, "float32") for shape in load_model(cell["model"])]
-    plan = rule(sizes, cell["gpus"])
-    for name, score in scores(cell).items():
-        algorithm, _, size = name.partition("/")
-        size = size.split(" ")[0]
-        if algorithm not in BY_NAME or float(size) * MIB != plan.chunk_bytes:
-            continue
-        # on 2 GPUs several algorithms have the same steps
-        if set(schedules_of(BY_NAME[algorithm], cell["gpus"])) == set(plan.schedules):
-            return score
-    return None
 
 
 def sweep_table(cells: Sequence[Result]) -> str:

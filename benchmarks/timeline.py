@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--only", default=OURS, metavar="NAME", help="another all-reduce")
     parser.add_argument("--picture", metavar="FILE", help="draw it into a .png, .svg or .pdf")
     options = parser.parse_args()
-    scale = scale_of(options.model, options.pass_ms)
+    scale = scale_of(options.machine)
     asked = (options.machine, options.model, options.pass_ms, [options.host], scale, True, 2)
     cell = Cell(*asked, [options.only])
     with tempfile.TemporaryDirectory() as folder:

@@ -59,9 +59,12 @@ class Pass(NamedTuple):
         return [half / len(self.shapes) + half * shape.bytes / total for shape in self.shapes]
 
 
-def load_pass(model: str, pass_ms: float) -> Pass:
-    """Return the pass of a model, if ResNet-50's backward pass takes ``pass_ms``."""
-    shapes = load_model(model)
+def load_pass(model: str, pass_ms: float, ids: int = 0) -> Pass:
+    """Return the pass of a model, if ResNet-50's backward pass takes ``pass_ms``.
+
+    A tower reads ``ids`` rows of each embedding; with 0 embeddings are left out.
+    """
+    shapes = load_model(model, ids)
     of_all = [sum(shape.bytes for shape in some) for some in (shapes, load_model(OF_PASSES))]
     return Pass(shapes, pass_ms * of_all[0] / of_all[1])
 
@@ -116,6 +119,12 @@ class Tower:
         """Return a gradient that is ready when the last kernel has run."""
         return tf.fill(shape, self._value, name=f"{name}_burn_1")
 
+    def rows(self, name: str, shape: Sequence[int], ids: int) -> Any:
+        """Return a sparse gradient of a variable with this shape, of so many rows."""
+        values = self.gradient(name, [ids, *shape[1:]])
+        indices = tf.cast(self.gradient(f"{name}_ids", [ids]), tf.int64, name=f"{name}_int_burn_1")
+        return tf.IndexedSlices(values, indices, tf.constant(list(shape), tf.int64))
+
 
 NewTower = Callable[[int, str], Tower]
 
@@ -159,7 +168,10 @@ def add_step(
         rows = reduce(rows, devices, average)
     updates = []
     for number, (device, row) in enumerate(zip(devices, rows)):
-        updates += [_update(number, n, device, grad, variables) for n, grad in enumerate(row)]
+        for n, grad in enumerate(row):
+            name = f"variable{n}_of_tower{number}"
+            variable = Variable(name, work.shapes[n].shape, device, None)
+            updates.append(_update(variable, grad, variables))
     return tf.group(*updates), variables
 
 
@@ -197,17 +209,32 @@ def _gradients(work: Pass, number: int, tower: Tower, variables: List[Variable])
         for n, microseconds in reversed(list(enumerate(work.backward))):
             if work.kernels:
                 tower.launch(f"backward{n}", microseconds)
-            grads.append(tower.gradient(f"grad{n}", work.shapes[n].shape))
+            of_variable = work.shapes[n]
+            if of_variable.ids:
+                grads.append(tower.rows(f"grad{n}", of_variable.shape, of_variable.ids))
+            else:
+                grads.append(tower.gradient(f"grad{n}", of_variable.shape))
     variables += tower.variables
     return grads[::-1]
 
 
-def _update(tower: int, n: int, device: str, grad: Any, variables: List[Variable]) -> Any:
-    variable = Variable(f"variable{n}_of_tower{tower}", tuple(grad.shape), device, None)
+def _update(variable: Variable, grad: Any, variables: List[Variable]) -> Any:
+    """Return the update of a variable, which is added to ``variables``: SGD, of rows Adagrad."""
     variables.append(variable)
     handle = variable.handle()
-    with tf.device(device):
-        return raw.ResourceApplyGradientDescent(var=handle, alpha=0.1, delta=grad)
+    if not isinstance(grad, tf.IndexedSlices):
+        with tf.device(variable.device):
+            return raw.ResourceApplyGradientDescent(var=handle, alpha=0.1, delta=grad)
+    squares = variable._replace(name=f"squares_of_{variable.name}")
+    variables.append(squares)
+    accumulator = squares.handle()
+    with tf.device(variable.device):
+        # TensorFlow's optimizers add up rows of equal index, whether there are any or not
+        indices, places = tf.unique(grad.indices)
+        rows = tf.math.unsorted_segment_sum(grad.values, places, tf.size(indices))
+        return raw.ResourceSparseApplyAdagrad(
+            var=handle, accum=accumulator, lr=0.1, grad=rows, indices=indices
+        )
 
 
 def chains(devices: List[str], length: int, new_tower: NewTower = Tower) -> TrainingStep:
@@ -223,6 +250,7 @@ def chains(devices: List[str], length: int, new_tower: NewTower = Tower) -> Trai
                 for place in range(length):
                     value = tf.minimum(value, one, name=f"chain{place}_burn_0")
                 # else Grappler would drop the chain
-                ends.append(_update(number, 0, device, value, variables))
+                end = Variable(f"end_of_tower{number}", (), device, None)
+                ends.append(_update(end, value, variables))
         fill = tf.group(*(variable.fill() for variable in variables))
         return TrainingStep(graph, tf.group(*ends), fill)

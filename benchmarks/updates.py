@@ -29,14 +29,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="a file for all rounds")
     options = parser.parse_args()
-    scale = scale_of(options.model, options.pass_ms)
     names = [UPDATE + update for update in UPDATES]
     rows = [["exposed, ms", "host", *UPDATES, ""]]
     cells = []
     for machine in options.machines:
-        cell = Cell(
-            machine, options.model, options.pass_ms, SHARES, scale, True, options.rounds, names
-        )
+        what = (machine, options.model, options.pass_ms, SHARES, scale_of(machine), True)
+        cell = Cell(*what, options.rounds, names)
         for result in run(cell):
             cells.append(result)
             medians = [

@@ -10,24 +10,22 @@ has what was measured so far. Each ratio is defined in ``benchmarks/ratios.py``.
 
 import functools
 import json
-import re
 import statistics
 import sys
 from collections import Counter
-from pathlib import Path
 
-TOP = Path(__file__).parents[2]
+from page_tables import TOP, PageTables, markdown
+
+# benchmarks/ is no package, so its modules are found by this path.
 sys.path.insert(0, str(TOP / "benchmarks"))
 
-import anchors as anchoring  # noqa: E402  the line above shows where it is
-import ratios  # noqa: E402
-from rounds import FUNCTION  # noqa: E402
-from sweep import score_of_rule  # noqa: E402
+import anchors as anchoring
+import ratios
+from rounds import FUNCTION
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
-BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 OURS = ratios.OURS
 SHORT = {  # columns of README's table
@@ -51,6 +49,7 @@ MACHINES = {
 }
 MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
 PASSES_MS = (60, 20)
+UPDATES = ("replicated", "once", "sharded")
 NOTHING_YET = "No calibrated cell is published yet."
 
 
@@ -101,7 +100,7 @@ def short_table():
     for machine, _, pass_ms, cells in places(["resnet50"]):
         numbers = [exposed(cells, name) for name in SHORT]
         rows.append([f"{MACHINES[machine]} (`{machine}`)", f"{pass_ms}", *numbers])
-    return markdown(rows)
+    return table(rows)
 
 
 def long_table():
@@ -131,7 +130,7 @@ def long_table():
                 ratio_words(ratios.step_ratio, cells, 3),
             ]
         )
-    return markdown(rows)
+    return table(rows)
 
 
 def ratio_words(ratio, cells, digits):
@@ -154,7 +153,28 @@ def anchors_table():
                 [f"{anchor.emulated_ms:.1f}", f"{anchor.error:+.0%}"] if anchor else ["–"] * 2
             )
             rows.append([name, f"`{place.machine}`", f"{place.host:g}", real, *emulated])
-    return markdown(rows)
+    return table(rows)
+
+
+def errors_sentence():
+    """Return a sentence about the errors of the anchors: how many are small, and what lacks."""
+    found = anchoring.anchors([cell for run in runs() for cell in run["cells"]])
+    if not found:
+        return NOTHING_YET
+    near = sum(abs(anchor.error) <= 0.25 for anchor in found)
+    lacking = {}  # ms by machine and all-reduce
+    for anchor in found:
+        real_ms = statistics.median(anchor.real_ms)
+        by_name = lacking.setdefault(anchor.place.machine, {})
+        by_name.setdefault(anchor.name, []).append(real_ms - anchor.emulated_ms)
+    parts = []
+    for machine, by_name in lacking.items():
+        words = [f"{name} {statistics.median(ms):+.1f}" for name, ms in by_name.items()]
+        parts.append(f"on `{machine}` {', '.join(words)}")
+    return (
+        f"{near} of {len(found)} errors are at most 25 %. Real minus emulated, in ms, the median of"
+        f" the hosts: {'; '.join(parts)}."
+    )
 
 
 # ---- sentences -----------------------------------------------------------------------------------
@@ -177,26 +197,70 @@ def ratio_sentence():
     return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best peer."
 
 
+def cells_in(pattern):
+    """Return the cells of the published files with such a name."""
+    cells = []
+    for path in sorted(PUBLISHED.glob(pattern)):
+        cells += json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return cells
+
+
 def sweep_sentence():
     """Return a sentence about the rule's score in the cells that were swept."""
-    scores = {}
-    lacking = 0
-    for path in sorted(PUBLISHED.glob("sweep/*.json")):
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            score = score_of_rule(cell)
-            lacking += score is None
-            if score is not None:
-                place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
-                scores[place] = max(score, scores.get(place, 0))
-    if not scores:
+    score_by_place = {}
+    for cell in cells_in("sweep/*.json"):
+        place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
+        names = [name for name in cell["contenders"] if not name.endswith(ratios.WITHOUT_EDGES)]
+        score = ratios.exposed_ratio(cell, OURS, ratios.best(cell, names))
+        score_by_place[place] = max(score, score_by_place.get(place, 0))
+    if not score_by_place:
         return "No calibrated sweep is published yet."
-    machine, model, pass_ms, host = max(scores, key=scores.__getitem__)
-    without = f" {lacking} other cells lack the rule's candidate." if lacking else ""
+    machine, model, pass_ms, host = max(score_by_place, key=score_by_place.__getitem__)
+    scores = score_by_place.values()
     return (
-        f"In {len(scores)} emulated cells, the rule adds {statistics.median(scores.values()):.2f}"
-        f" of what the best candidate adds, in the median, and {max(scores.values()):.2f} at most,"
-        f" for {MODELS[model]} on `{machine}`, pass {pass_ms:g} ms, host {host}.{without}"
+        f"In {len(scores)} emulated cells, the rule adds {statistics.median(scores):.2f}"
+        f" of what the best candidate adds, in the median, and {max(scores):.2f} at most,"
+        f" for {MODELS[model]} on `{machine}`, pass {pass_ms:g} ms, host {host}."
     )
+
+
+EDGES = ("flat/4", "flat/4 without edges", "hierarchical/4", "hierarchical/4 without edges")
+
+
+def edges_table():
+    """Return the table of one group and of two, with and without control edges."""
+    rows = [["emulated: exposed, ms", "pass, ms", *EDGES]]
+    pairs = {}  # of the hosts' shares
+    for cell in cells_in("sweep/*.json"):
+        if EDGES[1] in cell["contenders"]:
+            pairs.setdefault((cell["machine"], cell["pass_ms"]), []).append(cell)
+    for (machine, pass_ms), cells in pairs.items():
+        # below 200 MB ours is flat/4
+        exposures = [exposed(cells, name if name != EDGES[0] else OURS) for name in EDGES]
+        rows.append([f"`{machine}`", f"{pass_ms:g}", *exposures])
+    return table(rows)
+
+
+def updates_table():
+    """Return the table of a TowerOptimizer's updates: the all-reduce and all copies of a step."""
+    return side_by_side(cells_in("updates/*.json"), {f"update={name}": name for name in UPDATES})
+
+
+def embeddings_table():
+    """Return the table of an embedding whose rows are more bytes than the table itself."""
+    names = ("ours rows", "ours dense", "tensorpack", "tensorpack gpu")
+    return side_by_side(cells_in("embeddings/word_embeddings.json"), {name: name for name in names})
+
+
+def side_by_side(cells, column_by_name):
+    """Return a table with a row for each machine; two numbers are for two shares of the host."""
+    rows = [["emulated: exposed, ms", *column_by_name.values()]]
+    cells_by_machine = {}
+    for cell in cells:
+        cells_by_machine.setdefault(cell["machine"], []).append(cell)
+    for machine, of_machine in cells_by_machine.items():
+        rows.append([f"`{machine}`", *(exposed(of_machine, name) for name in column_by_name)])
+    return table(rows)
 
 
 def about():
@@ -215,37 +279,27 @@ def about():
     )
 
 
-def markdown(rows):
+def table(rows):
     """Return a Markdown table of a header and rows; without rows, a sentence."""
-    head, *others = rows
-    if not others:
-        return NOTHING_YET
-    cells = [head, ["---"] * len(head), *others]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return markdown(rows) if len(rows) > 1 else NOTHING_YET
 
 
 TABLES = {
     "short": short_table,
     "long": long_table,
     "anchors": anchors_table,
+    "errors": errors_sentence,
     "ratios": ratio_sentence,
     "sweep": sweep_sentence,
+    "edges": edges_table,
+    "updates": updates_table,
+    "embeddings": embeddings_table,
     "about": about,
 }
 
 
-def with_tables(text):
-    """Return a page's text with each table as it is today."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[3]}", text)
-
-
-def main():
-    """Write the tables into the pages."""
-    for page in PAGES:
-        path = TOP / page
-        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(page)
-
+ON_PAGES = PageTables("measured", PAGES, lambda name: TABLES[name]())
+with_tables = ON_PAGES.in_text
 
 if __name__ == "__main__":
-    main()
+    ON_PAGES.write()

@@ -8,14 +8,12 @@ A page says ``<!-- real: steps -->`` before it and ``<!-- end -->`` after it.
 """
 
 import json
-import re
 from statistics import median
 
-from measured import TOP, markdown
+from page_tables import TOP, PageTables, markdown
 
 RUNS = TOP / "benchmarks" / "results" / "real"
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
-BLOCK = re.compile(r"(<!-- real: steps -->\n).*?(<!-- end -->)", re.DOTALL)
 
 NAMES = {  # all-reduces by the name in the JSON
     "ours": "**ours**",
@@ -84,18 +82,9 @@ def about():
     )
 
 
-def with_table(text):
-    """Return a page's text with the table as it is today."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
-
-
-def main():
-    """Write the table into the pages."""
-    for page in PAGES:
-        path = TOP / page
-        path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(page)
-
+TABLES = {"steps": table}
+ON_PAGES = PageTables("real", PAGES, lambda name: TABLES[name]())
+with_table = ON_PAGES.in_text
 
 if __name__ == "__main__":
-    main()
+    ON_PAGES.write()

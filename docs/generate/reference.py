@@ -12,18 +12,17 @@ import inspect
 import logging
 import re
 from itertools import starmap
-from pathlib import Path
 
 import griffe
+from page_tables import TOP, PageTables
+from page_tables import markdown as table
 
 from hier_allreduce.commands.entry import parser
 
 # one docstring says of several arguments together that they are as in another class
 logging.getLogger("griffe").setLevel(logging.ERROR)
 
-TOP = Path(__file__).parents[2]
 PAGES = [f"docs/reference/{name}.md" for name in ("api", "commands", "files")]
-PART = re.compile(r"(<!-- reference: ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 88  # a longer signature has a line for each parameter
 
 # not written by callers; options that a function does not have end in ``unknown``, for its error
@@ -187,7 +186,7 @@ def _link(name):
 def headings():
     """Return the anchors on the page of the API, by name."""
     page = (TOP / PAGES[0]).read_text(encoding="utf-8")
-    names = [match[2].rpartition(".")[2] for match in PART.finditer(page)]
+    names = [match[2].rpartition(".")[2] for match in ON_PAGES.frame.finditer(page)]
     return {name: f"class-{name.lower()}" if name[0].isupper() else name for name in names}
 
 
@@ -250,34 +249,16 @@ def arguments(cls):
     }
 
 
-def table(rows):
-    """Return rows, of which the first is the header, as Markdown."""
-    head, *others = [[cell.replace("|", "&#124;") for cell in row] for row in rows]
-    lines = [head, ["---"] * len(head), *others]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 TABLES = {"commands": commands, "strategy": strategy, "trainer": trainer}
 
 
-def with_parts(text):
-    """Return a page's text with each part as the code says it today."""
-
-    def part(match):
-        name = match[2]
-        made = TABLES[name]() if name in TABLES else api(name)
-        return f"{match[1]}\n{made}\n\n{match[3]}"
-
-    return PART.sub(part, text)
+def part(name):
+    """Return the part of a public name, or of a key of ``TABLES``, as the code says it today."""
+    return TABLES[name]() if name in TABLES else api(name)
 
 
-def main():
-    """Write the parts into the pages."""
-    for page in PAGES:
-        path = TOP / page
-        path.write_text(with_parts(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(page)
-
+ON_PAGES = PageTables("reference", PAGES, part)
+with_parts = ON_PAGES.in_text
 
 if __name__ == "__main__":
-    main()
+    ON_PAGES.write()

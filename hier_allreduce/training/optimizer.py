@@ -173,8 +173,9 @@ class TowerOptimizer:
             HierAllreduceError: an invalid global step or name, or an argument that the optimizer
                 does not have; or the rows, or their variables and gradients, do not match the
                 devices or each other; or the optimizer has state of an earlier update that this
-                one cannot use; or its update uses another tower's variables; or the transform
-                does not return N gradients; or there is no graph to build in.
+                one cannot use; or an optimizer that is called once, on tower 0, uses a variable of
+                another tower; or the transform does not return N gradients; or there is no graph to
+                build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():

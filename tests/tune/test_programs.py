@@ -176,6 +176,39 @@ def test_tensorpack(measured):
     assert facts.cost.startswith("step ")
 
 
+WITH_A_QUEUE = """
+import os, sys, threading
+import tensorflow as tf
+import hier_allreduce
+
+tf1, devices = tf.compat.v1, [f"/cpu:{k}" for k in range(4)]
+with tf.Graph().as_default():
+    queue = tf1.FIFOQueue(1, tf.float32, [[10]])
+    enqueue = queue.enqueue(tf.random.uniform([10]))
+    grads = [[queue.dequeue()] for _ in devices]
+    sums = hier_allreduce.allreduce_grads(grads, devices)
+    with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 4})) as session:
+        def fill():
+            try:
+                for _ in range(240):
+                    session.run(enqueue)  # waits while the queue is full
+            except tf.errors.OpError as error:
+                print(error, file=sys.stderr)
+                os._exit(1)
+
+        threading.Thread(target=fill).start()
+        for _ in range(60):
+            session.run(sums)
+"""
+
+
+def test_only_the_step_is_traced_while_a_thread_fills_a_queue(runner, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(WITH_A_QUEUE)
+    run = runner([sys.executable, str(path)]).run(Candidate(), 0.0, 0, {})
+    assert not run.fault and run.facts.cost.startswith("step ")
+
+
 @pytest.mark.tf2
 def test_keras(measured):
     facts = measured("ReductionToOneDevice", "keras_mirrored", "--devices", "2", "--epochs", "3")

@@ -34,6 +34,7 @@ from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())""",
     "tensorpack": """\
 from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+tf.compat.v1.enable_resource_variables()    # before the model is built
 launch_train_with_config(config, HierarchicalTrainer(GPUS))""",
     "towers": """\
 grads = hier_allreduce.allreduce_grads(grads, devices, average=True)    # K×N gradients of K towers
@@ -62,7 +63,7 @@ def check(clock: str, start_patience: float) -> None:
     )
     raise NothingMeasured(
         "TensorFlow runs, but no all-reduce of this package was built, so the program was ended."
-        f" Change one line of it first:{change}"
+        f" Change the program first:{change}"
     )
 
 

@@ -6,7 +6,8 @@ over. A ``tf.function``, and so Keras, runs no session, and has no such trace.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import contextlib
+import threading
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -35,7 +36,9 @@ def trace_step(step: int, clock: Path, tell: Callable[[str], None]) -> None:
         made = clock.read_bytes().count(b"\n") if clock.exists() else 0
         if made >= step:
             tf1.Session.run = run
-        if made != step - 1:
+        # TensorFlow traces one run at a time, and other threads fill queues while a step runs.
+        may_be_step = threading.current_thread() is threading.main_thread()
+        if made != step - 1 or not may_be_step:
             return run(session, fetches, feed_dict, options, run_metadata)
         # The program's own options are copied, because it may use them again without a trace.
         with_trace = tf1.RunOptions()
@@ -47,7 +50,7 @@ def trace_step(step: int, clock: Path, tell: Callable[[str], None]) -> None:
         from ...auditing import cost
 
         # The run may be none of a step, because a program may fill a queue before its first one.
-        with suppress(AuditError):
+        with contextlib.suppress(AuditError):
             tell(cost(metadata, session.graph).summary)
         return fetched
 
