@@ -7,7 +7,6 @@ its message is that line.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
@@ -47,10 +46,10 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (module, summary) in COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=summary)
-        module.add_arguments(sub)
-        sub.set_defaults(main=module.main)
+    for command, (module, summary) in COMMANDS.items():
+        below = commands.add_parser(command, help=summary, description=summary)
+        module.add_arguments(below)
+        below.set_defaults(main=module.main)
     return top
 
 
@@ -58,26 +57,39 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Run one command, and return its exit status.
 
     An error of this package or of the system, or a missing package, is printed as one line; the
-    status is 2. Characters that the encoding of standard output lacks are printed as ``?``, because
-    files on Windows have no ``→``.
+    status is 2.
     """
+    # Files on Windows have no ``→``, so a character that the encoding lacks is printed as ``?``.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv else ""
     try:
-        args = _parsed(command, argv)
+        if command.startswith("-"):
+            # argparse would take the value of an unknown option for a command.
+            argv = argv[:1]
+        elif command and command not in COMMANDS:
+            hint = configs.nearest(command, COMMANDS)
+            raise HierAllreduceError(f"{command!r} is no command{hint}")
+        args = parser().parse_args(argv)
+        if args.command is None:
+            raise HierAllreduceError(
+                f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more"
+            )
         status: int = args.main(args)
-        print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
+        # A full disk must show here; unlike sys.stdout.flush(), print needs no standard output.
+        print(end="", flush=True)
         return status
-    except BrokenPipeError:  # `hier-allreduce doctor | head`
+    except BrokenPipeError:
+        # The reader has read enough, as in `hier-allreduce doctor | head`.
         _forget_output()
         return 0
     except (HierAllreduceError, ModuleNotFoundError, OSError, KeyboardInterrupt) as error:
-        if isinstance(error, OSError):  # a full disk, for example
+        # After an error of the system, such as a full disk, the output cannot be written.
+        if isinstance(error, OSError):
             _forget_output()
-        name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
-        print(f"{name}: {' '.join(str(error).split()) or 'interrupted'}", file=sys.stderr)
+        program = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
+        print(f"{program}: {' '.join(str(error).split()) or 'interrupted'}", file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 2
 
 
@@ -85,17 +97,3 @@ def _forget_output() -> None:
     """Drop the output that is left, because writing it at exit would raise another error."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _parsed(command: str, argv: List[str]) -> argparse.Namespace:
-    """Return the arguments of a command; an error names the nearest command or option."""
-    if command.startswith("-"):
-        argv = argv[:1]  # the value of an unknown option is no command
-    elif command and command not in COMMANDS:
-        raise HierAllreduceError(f"{command!r} is no command{configs.nearest(command, COMMANDS)}")
-    args = parser().parse_args(argv)
-    if args.command is None:
-        raise HierAllreduceError(
-            f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more"
-        )
-    return args

@@ -33,17 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--topo", metavar="FILE", help=topo)
 
 
-def different_devices(text: str) -> List[str]:
+def different_devices(argument: str) -> List[str]:
     """Read two or more different devices, such as ``/gpu:0,/gpu:1``."""
-    found = text.split(",")
-    for device in found:
+    devices = argument.split(",")
+    for device in devices:
         if not re.match(r"/[cg]pu:\d+$", device):
             raise argparse.ArgumentTypeError(f"{device!r} is no device such as /gpu:0 or /cpu:1")
-    if len(found) < 2 or len(set(found)) < len(found):
+    if len(devices) < 2 or len(set(devices)) < len(devices):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected two or more different devices, such as /gpu:0,/gpu:1"
+            f"{argument!r}: expected two or more different devices, such as /gpu:0,/gpu:1"
         )
-    return found
+    return devices
 
 
 def main(args: argparse.Namespace) -> int:
@@ -54,41 +54,50 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("--topo reads a file, --copies uses this machine: leave one out")
     if args.topo:
         return _read_topo(args.topo)
+
+    # A broken driver answers neither of the two for minutes, so a line says who is asked.
     print("asking nvidia-smi …", file=sys.stderr)
     nvidia = ask_nvidia_smi()
     print("asking TensorFlow for its devices …", file=sys.stderr)
     facts = gather(nvidia)
     todo = problems(facts)
     lines = _lines(facts)
+
     if args.copies:
-        devices = args.devices or [f"/gpu:{number}" for number in range(len(facts.tensorflow.gpus))]
-        _check_devices(devices, len(facts.tensorflow.gpus))
+        # An unknown GPU is refused here, because TensorFlow's own error does not count GPUs.
+        gpus = len(facts.tensorflow.gpus)
+        devices = args.devices or [f"/gpu:{gpu}" for gpu in range(gpus)]
+        named = [int(device[5:]) for device in devices if device.startswith("/gpu:")]
+        if len(devices) < 2 or max(named, default=-1) >= gpus:
+            seen = f"TensorFlow sees {count(gpus, 'GPU')}"
+            raise HierAllreduceError(f"--copies: {seen}; name --devices such as /cpu:0,/cpu:1")
         print("copying …", file=sys.stderr)
-        found = copy_all(devices)
-        lines += ["", report(devices, found)]
-        todo += faults(found)
-    numbered = [f"{number}. {line}" for number, line in enumerate(todo, 1)]
+        copy_by_pair = copy_all(devices)
+        lines += ["", report(devices, copy_by_pair)]
+        todo += faults(copy_by_pair)
+    numbered = [f"{index}. {line}" for index, line in enumerate(todo, 1)]
     print("\n".join([*lines, "", *(numbered or ["no known problems"])]))
     return 1 if todo else 0
 
 
-def _read_topo(name: str) -> int:
+def _read_topo(file: str) -> int:
     """Print the groups in a saved output of nvidia-smi; on standard error its warnings."""
-    if name == "-" and sys.stdin is None:
+    if file == "-" and sys.stdin is None:
         raise HierAllreduceError("--topo -: standard input is closed")
-    if name == "-":
-        text = decoded(sys.stdin.buffer.read())
-    elif Path(name).exists():
-        text = read_text(Path(name))
+    if file == "-":
+        output = decoded(sys.stdin.buffer.read())
+    elif Path(file).exists():
+        output = read_text(Path(file))
     else:
         raise HierAllreduceError(
-            f"--topo {name}: no such file; `nvidia-smi topo -m > {name}` writes it"
+            f"--topo {file}: no such file; `nvidia-smi topo -m > {file}` writes it"
         )
-    with naming(f"--topo {name}"):
-        found = read_table(text)
-    for warning in found.warnings:
+    with naming(f"--topo {file}"):
+        links, warnings = read_table(output)
+    # Standard output has one line only, because a script may read it.
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    groups = linked_groups(found.links)
+    groups = linked_groups(links)
     default = (
         "keep the default, and write no groups=: no two groups follow the NVLinks better than its"
         " halves"
@@ -101,48 +110,37 @@ def _groups_line(groups: Groups) -> str:
     return f'along the NVLinks: Strategy(algorithm="hierarchical", groups={groups})'
 
 
-def _check_devices(devices: List[str], gpus: int) -> None:
-    numbers = [int(device[5:]) for device in devices if device.startswith("/gpu:")]
-    if len(devices) < 2 or max(numbers, default=-1) >= gpus:
-        raise HierAllreduceError(
-            f"--copies: TensorFlow sees {count(gpus, 'GPU')}; name --devices such as /cpu:0,/cpu:1"
-        )
-
-
 def _lines(facts: Facts) -> List[str]:
     """Return the facts as lines, to paste into an issue."""
     where = ", in a container" if facts.in_container else ""
-    versions = {
+    version_by_package = {
         "hier_allreduce": __version__,
         "python": platform.python_version(),
         **facts.packages,
     }
     lines = [f"{platform.platform()}, {count(facts.cores, 'core')}{where}", ""]
-    lines += [table([("package", "version"), *versions.items()]), ""]
-    lines += _nvidia_lines(facts)
-    lines += _tensorflow_lines(facts)
-    return lines + [f"{name}={value}" for name, value in facts.variables.items()]
+    lines += [table([("package", "version"), *version_by_package.items()]), ""]
 
-
-def _nvidia_lines(facts: Facts) -> List[str]:
+    # The table stays without its legend, because the reader of an issue knows its words.
     nvidia = facts.nvidia
     if nvidia.fault:
-        return [f"nvidia-smi: {nvidia.fault}"]
-    lines = [f"nvidia-smi: {gpu.model}, driver {gpu.driver}" for gpu in nvidia.gpus]
+        lines.append(f"nvidia-smi: {nvidia.fault}")
+    lines += [f"nvidia-smi: {gpu.model}, driver {gpu.driver}" for gpu in nvidia.gpus]
     if len(nvidia.gpus) > 1 and nvidia.table:
-        lines += ["", nvidia.table.split("\n\n")[0], ""]  # without its legend
+        lines += ["", nvidia.table.split("\n\n")[0], ""]
     groups = groups_of(nvidia, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [*lines, *([_groups_line(groups)] if groups else [])]
+    if groups:
+        lines.append(_groups_line(groups))
 
-
-def _tensorflow_lines(facts: Facts) -> List[str]:
-    found = facts.tensorflow
-    if found.fault:
-        return []  # it is the first problem
-    built = "with" if found.cuda else "without"
-    seen = count(len(found.gpus), "GPU")
-    lines = [f"TensorFlow {found.version}, built {built} CUDA, sees {seen}"]
-    for gpu in found.gpus:
-        peers = f", peers: {', '.join(map(str, gpu.peers)) or 'none'}" if found.cuda else ""
+    # A TensorFlow that cannot be used has no line here, because it is the first problem.
+    tensorflow = facts.tensorflow
+    if not tensorflow.fault:
+        built = "with" if tensorflow.cuda else "without"
+        seen = count(len(tensorflow.gpus), "GPU")
+        lines.append(f"TensorFlow {tensorflow.version}, built {built} CUDA, sees {seen}")
+    for gpu in tensorflow.gpus:
+        # A GPU of a plug-in may have peers, but TensorFlow lists them for CUDA only.
+        direct = ", ".join(map(str, gpu.peers)) or "none"
+        peers = f", peers: {direct}" if tensorflow.cuda else ""
         lines.append(f"  {gpu.name} {gpu.model}, {amount(gpu.bytes, binary=True)}{peers}")
-    return lines
+    return lines + [f"{variable}={value}" for variable, value in facts.variables.items()]

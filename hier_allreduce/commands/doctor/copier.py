@@ -53,12 +53,13 @@ def bytes_that_differ(src: str, dst: str) -> int:
     sent = np.random.RandomState(0).randint(0, 256, BIG).astype(np.uint8).view(np.float32)
     with tf.Graph().as_default():
         with tf.device(src):
-            value = tf1.placeholder(tf.float32, sent.shape)
-            source = tf.identity(value)
+            fed = tf1.placeholder(tf.float32, sent.shape)
+            source = tf.identity(fed)
         with tf.device(dst):
             arrived = tf.identity(source)
         with _session([src, dst]) as session:
-            received = session.run(arrived, {value: sent})
+            received = session.run(arrived, {fed: sent})
+    # Bytes are compared, because random floats have NaNs, which differ from themselves.
     return int(np.count_nonzero(received.view(np.uint8) != sent.view(np.uint8)))
 
 
@@ -68,8 +69,8 @@ def seconds_of(src: str, dst: str, size: int) -> float:
         with tf.device(src):
             tensor = tf1.Variable(tf.ones([size // 4]), use_resource=True).read_value()
         with tf.device(dst):
-            copied = tf.identity(tensor)
-            end = copied[0]  # it is fetched, so that the step ends after the copy
+            # One element of the copy is fetched, so that the step ends after the copy.
+            end = tf.identity(tensor)[0]
         with _session([src, dst]) as session:
             session.run(tf1.global_variables_initializer())
             times: List[float] = []
@@ -77,41 +78,44 @@ def seconds_of(src: str, dst: str, size: int) -> float:
                 begun = time.perf_counter()
                 session.run(end)
                 times.append(time.perf_counter() - begun)
-    return median(times[_WARM_UP:])  # the first ones allocate memory
+    # The first steps are left out, because they allocate memory.
+    return median(times[_WARM_UP:])
 
 
 def rate_of(src: str, dst: str) -> float:
     """Return the bytes/s of a copy of 32 MiB; 0 if it takes no longer than one of 4 bytes."""
+    # The small copy costs what every step costs, so that the difference is the copy's own time.
     seconds = seconds_of(src, dst, BIG) - seconds_of(src, dst, SMALL)
     return BIG / seconds if seconds > 0 else 0.0
 
 
-def _copies(src: str, dst: str) -> Dict[str, float]:
-    """Return the figures of a pair."""
-    return {"differ": bytes_that_differ(src, dst), "rate": rate_of(src, dst)}
-
-
 def _session(devices: Sequence[str]) -> Any:
-    numbers = [int(device.rpartition(":")[2]) for device in devices if "cpu" in device]
-    config = tf1.ConfigProto(device_count={"CPU": max(numbers, default=0) + 1})
+    cpus = [int(device.rpartition(":")[2]) for device in devices if "cpu" in device]
+    config = tf1.ConfigProto(device_count={"CPU": max(cpus, default=0) + 1})
+    # Another program may use these GPUs, and without this TensorFlow would take all their memory.
     config.gpu_options.allow_growth = True
-    config.graph_options.rewrite_options.disable_meta_optimizer = True  # it would remove the copies
+    # An optimizer of graphs would remove the copies, because the values stay the same.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = -1
     return tf1.Session(config=config)
 
 
-def main(text: str) -> None:
+def main(request: str) -> None:
     """Print ``{}`` when TensorFlow has the first device, and then a line for each pair."""
-    todo = json.loads(text)
+    todo = json.loads(request)
     faulthandler.dump_traceback_later(todo["start"], exit=True)
     tf1.disable_eager_execution()
     seconds_of(todo["first"], todo["first"], SMALL)
     print("{}", flush=True)
     for src, dst in todo["pairs"]:
+        # TensorFlow waits for memory as long as a copy may take, so that memory has a longer limit.
         faulthandler.dump_traceback_later(todo["start"], exit=True)
         fault = lack_of_memory(src) or lack_of_memory(dst)
+        # A copy that hangs cannot be ended, so that this process ends with it.
         faulthandler.dump_traceback_later(todo["limit"], exit=True)
-        answer = {"fault": fault} if fault else _copies(src, dst)
+        answer: Dict[str, Any] = {"fault": fault}
+        if not fault:
+            answer = {"differ": bytes_that_differ(src, dst), "rate": rate_of(src, dst)}
         print(json.dumps(answer), flush=True)
 
 

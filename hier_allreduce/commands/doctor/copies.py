@@ -30,7 +30,7 @@ _REMEDY = (
 )
 _NO_MEMORY = "out of memory"
 _MORE_MEMORY = "end other programs on it (`nvidia-smi` lists them), and try again"
-_TIMEOUT = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!", re.MULTILINE)  # of faulthandler
+_TIMEOUT = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!", re.MULTILINE)  # faulthandler's line
 
 
 class MeasuredCopy(NamedTuple):
@@ -46,6 +46,17 @@ class MeasuredCopy(NamedTuple):
     rate: float = 0.0
     fault: str = ""
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong, as a cell of the table says it; empty if all is well."""
+        if self.fault.startswith("no answer"):
+            return "NO END"
+        if self.fault.startswith(_NO_MEMORY):
+            return "NO MEMORY"
+        if self.fault:
+            return "FAILED"
+        return "DIFFER" if self.differ else ""
+
 
 def copy_all(devices: Sequence[str]) -> Dict[Pair, MeasuredCopy]:
     """Copy between every ordered pair of K ≥ 2 devices of TensorFlow; show a bar.
@@ -55,95 +66,89 @@ def copy_all(devices: Sequence[str]) -> Dict[Pair, MeasuredCopy]:
         ModuleNotFoundError: tqdm is missing; the message says what installs it.
     """
     require("tqdm", "doctor --copies")
-    from tqdm import tqdm  # an extra
+    # tqdm is of an extra, so that it is imported only where it is used.
+    from tqdm import tqdm
 
     pairs = list(permutations(devices, 2))
-    bar = tqdm(_ask(devices[0], pairs), "copies", len(pairs), disable=None)
+    bar = tqdm(_copied(devices[0], pairs), "copies", len(pairs), disable=None)
     return dict(zip(pairs, bar))
 
 
-def _ask(first: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
-    """Yield the copies of each pair; a process that hangs or dies is replaced by a new one."""
+def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
+    """Yield the copies of each pair; a process that hangs or dies is replaced by a new one.
+
+    ``device`` is the first one, with which a process shows that TensorFlow has started.
+    """
     while pairs:
-        with tempfile.TemporaryFile() as errors, _copier(first, pairs, errors) as process:
+        # TensorFlow may hang or die at a broken copy, so that it has a process of its own.
+        todo = {"first": device, "pairs": pairs, "start": START, "limit": LIMIT}
+        with tempfile.TemporaryFile() as errors, subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.copier", json.dumps(todo)],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as process:
             lines: Any = process.stdout
             if not lines.readline():
                 fault = _fault(process, errors)
-                raise HierAllreduceError(f"TensorFlow cannot use {first}: {fault}")
+                raise HierAllreduceError(f"TensorFlow cannot use {device}: {fault}")
             line = b"{}"
             while pairs and line:
                 line = lines.readline()
                 pairs = pairs[1:]
                 answer = json.loads(line) if line else {"fault": _fault(process, errors)}
                 yield MeasuredCopy(**answer)
-            process.kill()  # the end of TensorFlow may hang, too
-
-
-def _copier(first: str, pairs: List[Pair], errors: Any) -> subprocess.Popen:
-    """Start a process that copies between pairs."""
-    todo = {"first": first, "pairs": pairs, "start": START, "limit": LIMIT}
-    return subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.copier", json.dumps(todo)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-    )
+            # The process is killed, because the end of TensorFlow may hang, too.
+            process.kill()
 
 
 def _fault(process: Any, errors: Any) -> str:
     """Return why a process has ended."""
     process.wait()
     errors.seek(0)
-    text = errors.read().decode("utf-8", "replace")
-    timeout = _TIMEOUT.search(text)
+    output = errors.read().decode("utf-8", "replace")
+    timeout = _TIMEOUT.search(output)
     if timeout:
         hours, minutes, seconds = map(float, timeout.groups())
         return f"no answer for {3600 * hours + 60 * minutes + seconds:g} s"
-    told = [line.strip() for line in text.split("\n") if "Error" in line] or ["no message"]
-    return f"the process ended: {told[-1][:150]}"
+    # The last line with an error is the cause: those before it are handled, or its context.
+    causes = [line.strip() for line in output.split("\n") if "Error" in line] or ["no message"]
+    return f"the process ended: {causes[-1][:150]}"
 
 
-def report(devices: Sequence[str], found: Dict[Pair, MeasuredCopy]) -> str:
+def report(devices: Sequence[str], copy_by_pair: Dict[Pair, MeasuredCopy]) -> str:
     """Return a K×K table of GB/s, from row to column.
 
     CPU devices share one memory, so that their copies have no speed: the table says ``equal``.
     """
     are_gpus = all("gpu" in device for device in devices)
     title = "GB/s of copies of 32 MiB" if are_gpus else "bits after copies of 32 MiB"
-    rows: List[List[str]] = [["", *devices]]
+    lines: List[List[str]] = [["", *devices]]
     for src in devices:
-        cells = ["." if src == dst else _cell(found[src, dst], are_gpus) for dst in devices]
-        rows.append([src, *cells])
-    return f"{title}, from row to column\n{table(rows, all_right=True)}"
+        cells = [src]
+        for dst in devices:
+            if src == dst:
+                cells.append(".")
+                continue
+            copy = copy_by_pair[src, dst]
+            speed = rounded(copy.rate / 1e9) if copy.rate else "?"
+            cells.append(copy.trouble or (speed if are_gpus else "equal"))
+        lines.append(cells)
+    return f"{title}, from row to column\n{table(lines, all_right=True)}"
 
 
-def _cell(copy: MeasuredCopy, are_gpus: bool) -> str:
-    if copy.fault.startswith("no answer"):
-        return "NO END"
-    if copy.fault.startswith(_NO_MEMORY):
-        return "NO MEMORY"
-    if copy.fault:
-        return "FAILED"
-    if copy.differ:
-        return "DIFFER"
-    if not are_gpus:
-        return "equal"
-    return rounded(copy.rate / 1e9) if copy.rate else "?"
-
-
-def faults(found: Dict[Pair, MeasuredCopy]) -> List[str]:
+def faults(copy_by_pair: Dict[Pair, MeasuredCopy]) -> List[str]:
     """Return a line for every kind of broken copy, with its remedy."""
-    by_kind: Dict[str, List[str]] = {}
-    for (src, dst), copy in found.items():
+    pairs_by_fault: Dict[str, List[str]] = {}
+    for (src, dst), copy in copy_by_pair.items():
         changed = f"{copy.differ} bytes of 32 MiB arrive changed" if copy.differ else ""
-        kind = copy.fault or changed
-        if kind:
-            by_kind.setdefault(kind, []).append(f"{src} → {dst}")
-    return [
-        f"copies {', '.join(pairs)}: {kind}; {_remedy_of(kind)}" for kind, pairs in by_kind.items()
-    ]
-
-
-def _remedy_of(kind: str) -> str:
-    return _MORE_MEMORY if kind.startswith(_NO_MEMORY) else _REMEDY
+        fault = copy.fault or changed
+        if fault:
+            pairs_by_fault.setdefault(fault, []).append(f"{src} → {dst}")
+    lines = []
+    for fault, pairs in pairs_by_fault.items():
+        # Memory that other programs hold is no fault of the machine, so its remedy differs.
+        remedy = _MORE_MEMORY if fault.startswith(_NO_MEMORY) else _REMEDY
+        lines.append(f"copies {', '.join(pairs)}: {fault}; {remedy}")
+    return lines

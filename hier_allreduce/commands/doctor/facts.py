@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 from .nvidia_smi import NvidiaSmi
 
 if sys.version_info < (3, 8):
-    import pkg_resources  # of setuptools, which every environment of Python 3.7 has
+    import pkg_resources  # setuptools has it, which every environment of Python 3.7 has
 else:
     from importlib import metadata
 
@@ -41,7 +41,7 @@ _COMPLAINT = re.compile(
     r"(Could not load dynamic library '[^']+'|Cannot dlopen some GPU libraries"
     r"|[Ff]ailed call to cuInit: .*|Ignoring visible gpu device .*)"
 )
-_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")  # of Docker, of Podman
+_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")  # Docker's and Podman's
 
 
 class Gpu(NamedTuple):
@@ -59,8 +59,8 @@ class TensorFlow(NamedTuple):
     Attributes:
         version: empty if it cannot be used.
         cuda: whether it was built with CUDA. Without, a plug-in may still bring GPUs.
-        gpus: in the order of ``/gpu:0``, ``/gpu:1``, ….
-        complaint: its own line about GPUs that it does not use.
+        gpus: the GPUs in the order of ``/gpu:0``, ``/gpu:1``, ….
+        complaint: TensorFlow's own line about GPUs that it does not use.
         fault: why it cannot be used; empty if it can.
     """
 
@@ -84,66 +84,63 @@ class Facts(NamedTuple):
 
 def gather(nvidia: NvidiaSmi) -> Facts:
     """Return the facts about this machine, with the answers of its nvidia-smi."""
-    versions = {name: _version(name) for name in _PACKAGES}
-    variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
+    # Python has its own list of packages since 3.8; before that, setuptools keeps one.
+    version_by_package: Dict[str, str] = {}
+    for package in _PACKAGES:
+        installed: Any = None
+        if sys.version_info < (3, 8):
+            installed = pkg_resources.WorkingSet().by_key.get(package.replace("_", "-"))
+        else:
+            installed = next(iter(metadata.distributions(name=package)), None)
+        if installed is not None and installed.version:
+            version_by_package[package] = str(installed.version)
+    # A container or a batch system may give this process few cores; macOS and Windows do not tell.
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    settings = os.environ.items()
+    variables = {variable: setting for variable, setting in settings if _VARIABLES.match(variable)}
+    has_file = any(Path(file).exists() for file in _CONTAINER_FILES)
     return Facts(
-        packages={name: version for name, version in versions.items() if version},
+        packages=version_by_package,
         variables=variables,
         tensorflow=_tensorflow(),
         nvidia=nvidia,
-        cores=_cores(),
-        in_container=_in_container(),
+        cores=cores,
+        in_container=has_file or "container" in os.environ,
     )
 
 
-def _cores() -> int:
-    """Return the number of cores that this process may use; macOS and Windows do not tell."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _version(package: str) -> Optional[str]:
-    if sys.version_info < (3, 8):
-        found = pkg_resources.WorkingSet().by_key.get(package.replace("_", "-"))
-        return str(found.version) if found else None
-    return next((found.version for found in metadata.distributions(name=package)), None)
-
-
 def _tensorflow() -> TensorFlow:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # its complaints are warnings
+    """Return what a process of its own finds, because TensorFlow may hang or end it."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", f"{__package__}.probe"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT,
-            env=environment,
+            # its complaints about GPUs are warnings
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
         )
     except subprocess.TimeoutExpired:
         hint = "look at `dmesg`, reset the GPUs"
         return TensorFlow(fault=f"TensorFlow did not list its devices within {_TIMEOUT} s: {hint}")
     errors = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode:
-        return TensorFlow(fault=_fault(done.returncode, errors.splitlines()))
-    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
-    found = json.loads(lines[-1])  # before it, plug-ins may have printed theirs
-    gpus = [Gpu(*gpu) for gpu in found["gpus"]]
+        # Python's last line names its error; a processor that lacks an instruction leaves none.
+        last_line = errors.splitlines()[-1] if errors else ""
+        if "No module named 'tensorflow'" in last_line:
+            return TensorFlow(fault="TensorFlow is missing")
+        if not last_line:
+            status = done.returncode
+            by = f"status {status}" if status > 0 else signal.Signals(-status).name
+            last_line = f"it ended with {by}"
+        advice = "install one that fits this processor and Python"
+        return TensorFlow(fault=f"TensorFlow cannot be used, {advice}: {last_line}")
+    # Plug-ins may have printed lines of their own before the answer.
+    answer = json.loads(done.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
+    gpus = [Gpu(*gpu) for gpu in answer["gpus"]]
     complaint = _COMPLAINT.search(errors)
     said = complaint.group() if complaint else ""
-    return TensorFlow(found["version"], found["cuda"], tuple(gpus), said)
-
-
-def _fault(status: int, errors: List[str]) -> str:
-    """Return why TensorFlow cannot be used, from the end of a process that has tried."""
-    last = errors[-1] if errors else ""
-    if "No module named 'tensorflow'" in last:
-        return "TensorFlow is missing"
-    if not last:
-        by = f"status {status}" if status > 0 else signal.Signals(-status).name
-        last = f"it ended with {by}"
-    return f"TensorFlow cannot be used, install one that fits this processor and Python: {last}"
-
-
-def _in_container() -> bool:
-    return any(Path(name).exists() for name in _CONTAINER_FILES) or "container" in os.environ
+    return TensorFlow(answer["version"], answer["cuda"], tuple(gpus), said)

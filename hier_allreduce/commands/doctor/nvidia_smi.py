@@ -26,7 +26,7 @@ class NvidiaSmi(NamedTuple):
     """The answers of nvidia-smi.
 
     Attributes:
-        gpus: in the order of their numbers; none if there is a fault.
+        gpus: the GPUs in the order of their numbers; none if there is a fault.
         table: the output of ``nvidia-smi topo -m``; empty on a driver that prints none.
         fault: nvidia-smi's own line, or why there is none; empty if all is well.
     """
@@ -45,6 +45,7 @@ def ask_nvidia_smi() -> NvidiaSmi:
     if fault:
         return NvidiaSmi(fault=fault)
     fields = [line.split(", ") for line in listing.splitlines() if line.count(", ") == 2]
+    # A fault of the table is none of the machine, because some drivers print none.
     table, _ = _run(program, "topo", "-m")
     return NvidiaSmi(tuple(NvidiaGpu(*gpu) for gpu in fields), table)
 
@@ -63,7 +64,7 @@ def _run(*command: str) -> Tuple[str, str]:
         return "", f"no answer for {_PATIENCE} s"
     except OSError as error:
         return "", str(error)
-    # a table begins with a tab, above its column of labels
+    # Only line ends are removed, because a table begins with a tab, above its column of labels.
     output = done.stdout.decode("utf-8", errors="replace").strip("\r\n")
     if done.returncode:
         return "", " ".join(output.split())[:300] or f"it ended with status {done.returncode}"
@@ -78,19 +79,21 @@ def visible_gpus(nvidia: NvidiaSmi, setting: Optional[str]) -> Tuple[List[int], 
         setting: CUDA_VISIBLE_DEVICES: numbers, or UUIDs or their beginnings. CUDA stops at the
             first other entry, and so does this. None: not set, all are shown.
     """
+    gpus = range(len(nvidia.gpus))
     if setting is None:
-        return list(range(len(nvidia.gpus))), ""
+        return list(gpus), ""
     shown: List[int] = []
-    for entry in map(str.strip, setting.split(",")):
-        if entry in _HIDE_THE_REST:
+    for device in map(str.strip, setting.split(",")):
+        if device in _HIDE_THE_REST:
             break
-        uuids = [gpu.uuid for gpu in nvidia.gpus]
-        by_uuid = [number for number, uuid in enumerate(uuids) if uuid.startswith(entry)]
-        by_number = [number for number in range(len(uuids)) if str(number) == entry]
-        found = by_number if entry.isdigit() else by_uuid
-        if len(found) != 1:
-            return shown, entry
-        shown += found
+        # A UUID begins with a word such as GPU-, so that digits alone are a number.
+        if device.isdigit():
+            meant = [gpu for gpu in gpus if str(gpu) == device]
+        else:
+            meant = [gpu for gpu in gpus if nvidia.gpus[gpu].uuid.startswith(device)]
+        if len(meant) != 1:
+            return shown, device
+        shown += meant
     return shown, ""
 
 
@@ -110,10 +113,9 @@ def groups_of(nvidia: NvidiaSmi, setting: Optional[str]) -> Optional[Groups]:
         links = read_table(nvidia.table).links
     except HierAllreduceError:
         return None
-    if len(links) != len(nvidia.gpus):
+    # A table of other GPUs than those in the list would give groups of wrong numbers.
+    if not gpus or len(links) != len(nvidia.gpus):
         return None
-    if not gpus:
-        return None
-    rows = [links[gpu] for gpu in gpus]
-    columns = list(zip(*rows))  # the matrix is symmetric
+    links_of_shown = [links[gpu] for gpu in gpus]
+    columns = list(zip(*links_of_shown))  # the matrix is symmetric
     return linked_groups(tuple(columns[gpu] for gpu in gpus))

@@ -42,31 +42,32 @@ class Table(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-def read_table(text: str) -> Table:
+def read_table(output: str) -> Table:
     """Return the NVLinks in the output of ``nvidia-smi topo -m``.
 
     Raises:
         HierAllreduceError: no table, or one that is cut or contradicts itself; the message names
             row and column.
     """
-    lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
+    lines = [line for line in _ESCAPES.sub("", output).splitlines() if line.strip()]
     start, labels, cards = _header(lines)
-    rows = _rows(lines[start:], labels)
+    words_by_label = _words_by_label(lines[start:], labels)
     warnings: List[str] = []
-    kinds = [_kinds(label, rows[label], labels, cards, warnings) for label in labels]
-    links = [list(map(_nvlinks, row)) for row in kinds]
+    kinds: List[List[str]] = []
+    links: List[List[int]] = []
+    for label in labels:
+        cells = _cells(label, words_by_label[label], labels, cards, warnings)
+        kinds.append(cells)
+        links.append([int(cell[2:]) if cell.startswith("NV") else 0 for cell in cells])
+    # Two rows may name different kinds of one link; the slower kind promises no link that is none.
     for a, b in combinations(range(len(labels)), 2):
         if kinds[a][b] != kinds[b][a]:
             links[a][b] = links[b][a] = min(links[a][b], links[b][a])
             says = f"row {labels[a]} says {kinds[a][b]}, row {labels[b]} says {kinds[b][a]}"
             warnings.append(f"{labels[a]}–{labels[b]}: {says}; the slower one counts")
-    if sum(bool(_ROW.match(line)) for line in lines) > len(rows):
+    if sum(bool(_ROW.match(line)) for line in lines) > len(labels):
         warnings.append("the text has rows of another table too; only one table was read")
     return Table(tuple(map(tuple, links)), tuple(warnings))
-
-
-def _nvlinks(kind: str) -> int:
-    return int(kind[2:]) if kind.startswith("NV") else 0
 
 
 def linked_groups(links: Links) -> Optional[Groups]:
@@ -92,39 +93,40 @@ def linked_groups(links: Links) -> Optional[Groups]:
         counts = [links[a][b] for a, b in pairs]
         return sum(count > 0 for count in counts), sum(counts)
 
-    def linked_inside(first: Sequence[int]) -> Tuple[int, int]:
-        second = [gpu for gpu in gpus if gpu not in first]
-        return linked([*combinations(first, 2), *combinations(second, 2)])
+    def linked_inside(group: Sequence[int]) -> Tuple[int, int]:
+        outside = [gpu for gpu in gpus if gpu not in group]
+        return linked([*combinations(group, 2), *combinations(outside, 2)])
 
+    # Of equal groups the first ones are taken: these are the halves, which need no setting.
     half = (len(gpus) + 1) // 2
-    first = max(combinations(gpus, half), key=linked_inside)  # of equal ones the first: the halves
-    others = permutations(gpu for gpu in gpus if gpu not in first)
-    second = max(others, key=lambda order: linked(list(zip(first, order))))
-    return None if first + second == gpus else (first, second)
+    group = max(combinations(gpus, half), key=linked_inside)
+    orders = permutations(gpu for gpu in gpus if gpu not in group)
+    partners = max(orders, key=lambda order: linked(list(zip(group, order))))
+    return None if group + partners == gpus else (group, partners)
 
 
 def _header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
-    """Return the number of the first row, and the header's labels of GPUs and of network cards.
-
-    The header is the first line of labels that has a row below. Affinities stand behind the labels.
-    """
-    for number, (line, below) in enumerate(zip(lines, lines[1:]), 1):
-        found = _HEADER.match(line)
-        begin, rest = found.groups() if found else ("", "")
+    """Return the index of the first row, and the header's labels of GPUs and of network cards."""
+    for start, (line, below) in enumerate(zip(lines, lines[1:]), 1):
+        header = _HEADER.match(line)
+        begin, behind = header.groups() if header else ("", "")
         labels = _LABEL.findall(begin)
-        if below.split()[0] in labels and not _LABEL.search(rest) and not _ROW.match(line):
-            return number, tuple(labels), tuple(takewhile(_CARD.match, rest.split()))
+        # A sentence about GPUs looks like a header, but a header has a row of its labels below.
+        if below.split()[0] in labels and not _LABEL.search(behind) and not _ROW.match(line):
+            # Affinities stand behind the labels, and the cards end where they begin.
+            return start, tuple(labels), tuple(takewhile(_CARD.match, behind.split()))
     raise HierAllreduceError(
         "no table of GPUs, with a header row (GPU0 GPU1 …) and a row for each GPU; expected the "
         "output of `nvidia-smi topo -m`, with its line ends and without quote marks or markup"
     )
 
 
-def _rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[str]]:
+def _words_by_label(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[str]]:
     """Return the words after the label of each GPU's row."""
-    rows: Dict[str, List[str]] = {}
-    for label, *words in takewhile(lambda row: _LABEL.fullmatch(row[0]), map(str.split, lines)):
-        if label in rows or labels.count(label) > 1:
+    words_by_label: Dict[str, List[str]] = {}
+    of_gpus = takewhile(lambda words: _LABEL.fullmatch(words[0]), map(str.split, lines))
+    for label, *words in of_gpus:
+        if label in words_by_label or labels.count(label) > 1:
             raise HierAllreduceError(
                 f"{label} appears twice in the table; expected one row and one column for each GPU"
             )
@@ -132,17 +134,17 @@ def _rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[str]]:
             raise HierAllreduceError(
                 f"row {label}: the header has no column {label}, only {', '.join(labels)}"
             )
-        rows[label] = words
-    missing = [label for label in labels if label not in rows]
+        words_by_label[label] = words
+    missing = [label for label in labels if label not in words_by_label]
     if missing:
         raise HierAllreduceError(
             f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
-            f"rows {', '.join(rows)}); expected the whole output of `nvidia-smi topo -m`"
+            f"rows {', '.join(words_by_label)}); expected the whole output of `nvidia-smi topo -m`"
         )
-    return rows
+    return words_by_label
 
 
-def _kinds(
+def _cells(
     label: str,
     words: Sequence[str],
     labels: Sequence[str],
@@ -150,10 +152,17 @@ def _kinds(
     warnings: List[str],
 ) -> List[str]:
     """Return the kinds of links in one GPU's row, in the order of the columns."""
+    # The tabs between the cards' cells may be lost: ``PIXNODE`` is two of them. They are counted,
+    # because a cell that was lost before them would otherwise go unnoticed.
     columns = [*labels, *cards]
-    cells = _cells(words, len(labels), len(columns))
+    cells = list(words[: len(labels)])
+    for word in words[len(labels) :]:
+        if len(cells) < len(columns):
+            cells += _CARD_KIND.findall(word) if _CARD_KINDS.fullmatch(word) else [word]
     if list(words[: len(cells)]) != cells or "N/A" in cells:
         warnings.append(f"row {label}: cells of network cards are damaged; those of GPUs are whole")
+
+    # A row that ends too early has empty cells, so that the message names the first of them.
     cells += [""] * len(columns)
     for column, cell in zip(columns, cells):
         if not _KIND.fullmatch(cell) and not (cell == "N/A" and column in cards):
@@ -168,16 +177,3 @@ def _kinds(
                 "X stands where a GPU meets itself, and nowhere else"
             )
     return cells[: len(labels)]
-
-
-def _cells(words: Sequence[str], gpus: int, columns: int) -> List[str]:
-    """Return a row's cells of GPUs and network cards.
-
-    The tabs between the cards' cells may be lost: ``PIXNODE`` is two of them. They are counted
-    because a cell that was lost before them would otherwise go unnoticed.
-    """
-    cells = list(words[:gpus])
-    for word in words[gpus:]:
-        if len(cells) < columns:
-            cells += _CARD_KIND.findall(word) if _CARD_KINDS.fullmatch(word) else [word]
-    return cells

@@ -15,17 +15,19 @@ from tensorflow.python.client import device_lib
 
 
 def probe() -> Dict[str, Any]:
-    """Return the version, whether it was built with CUDA, and the fields of each GPU."""
-    devices = device_lib.list_local_devices()
-    gpus = [_fields(device) for device in devices if device.device_type == "GPU"]
+    """Return the version, whether it was built with CUDA, and the fields of each GPU.
+
+    A GPU has its name, its model, its bytes, and the numbers of the GPUs that it reaches directly.
+    """
+    gpus: List[Any] = []
+    for device in device_lib.list_local_devices():
+        if device.device_type == "GPU":
+            # The model stands in a sentence only, behind the device's number.
+            model = re.search(r"name: ([^,]+)", device.physical_device_desc)
+            peers = {link.device_id for link in device.locality.links.link}
+            described = model.group(1) if model else ""
+            gpus.append([device.name, described, device.memory_limit, sorted(peers)])
     return {"version": tf.__version__, "cuda": tf.test.is_built_with_cuda(), "gpus": gpus}
-
-
-def _fields(gpu: Any) -> List[Any]:
-    """Return a GPU's name, model, bytes, and the numbers of the GPUs that it reaches directly."""
-    model = re.search(r"name: ([^,]+)", gpu.physical_device_desc)
-    peers = {link.device_id for link in gpu.locality.links.link}
-    return [gpu.name, model.group(1) if model else "", gpu.memory_limit, sorted(peers)]
 
 
 if __name__ == "__main__":

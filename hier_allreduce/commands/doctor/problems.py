@@ -1,11 +1,11 @@
 """Known problems of a machine.
 
-Each has a function that returns the problem with its remedy, or an empty text.
+Each is a paragraph, which yields the problem with its remedy.
 """
 
 from __future__ import annotations
 
-from typing import List
+from typing import Iterator, List
 
 from ..._lazy import advice, keras_2_install
 from ...errors import HierAllreduceError
@@ -14,136 +14,110 @@ from .facts import Facts
 from .nvidia_smi import visible_gpus
 from .nvlinks import read_table
 
-_MOST_PEERS = 8  # of one GPU; CUDA's limit, but not through an NVSwitch
+_MOST_PEERS = 8  # CUDA's limit for one GPU, but not through an NVSwitch
 
 
 def problems(facts: Facts) -> List[str]:
     """Return a line for every known problem: the problem, and its remedy."""
-    found = [check(facts) for check in _CHECKS]
-    return [line for line in found if line]
+    return [*_package_problems(facts), *_driver_problems(facts), *_training_problems(facts)]
 
 
-def _tensorflow_fails(facts: Facts) -> str:
+def _package_problems(facts: Facts) -> Iterator[str]:
+    """Yield the problems of installed packages."""
     fault = facts.tensorflow.fault
-    return advice("hier_allreduce", "tensorflow", "tf") if fault.endswith("is missing") else fault
+    if fault.endswith("is missing"):
+        yield advice("hier_allreduce", "tensorflow", "tf")
+    elif fault:
+        yield fault
 
+    # Packages of TensorFlow have the same files, so that the last one installed wins, in parts.
+    tensorflows = [package for package in facts.packages if package.startswith("tensorflow")]
+    if len(tensorflows) > 1:
+        yield (
+            f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install"
+            " one"
+        )
 
-def _several_tensorflows(facts: Facts) -> str:
-    names = [name for name in facts.packages if name.startswith("tensorflow")]
-    if len(names) < 2:
-        return ""
-    return f"{', '.join(names)} overwrite each other's files: uninstall all, then install one"
-
-
-def _tensorpack_with_keras_3(facts: Facts) -> str:
-    is_legacy = "tf_keras" in facts.packages and facts.variables.get("TF_USE_LEGACY_KERAS") == "1"
+    # tensorpack's layers call functions of Keras that Keras 3 has no more; tf_keras is Keras 2.
+    has_keras_2 = "tf_keras" in facts.packages
+    is_legacy = has_keras_2 and facts.variables.get("TF_USE_LEGACY_KERAS") == "1"
     is_old = int(facts.packages.get("keras", "2").split(".")[0]) < 3
-    if "tensorpack" not in facts.packages or is_old or is_legacy:
-        return ""
-    command = keras_2_install(facts.tensorflow.version)
-    install = "" if "tf_keras" in facts.packages else f"{command}, and "
-    return f"tensorpack's layers need Keras 2: {install}set TF_USE_LEGACY_KERAS=1"
+    if "tensorpack" in facts.packages and not is_old and not is_legacy:
+        command = keras_2_install(facts.tensorflow.version)
+        install = "" if has_keras_2 else f"{command}, and "
+        yield f"tensorpack's layers need Keras 2: {install}set TF_USE_LEGACY_KERAS=1"
 
 
-def _nvidia_smi_fails(facts: Facts) -> str:
+def _driver_problems(facts: Facts) -> Iterator[str]:
+    """Yield why GPUs are not used: the driver's fault, CUDA_VISIBLE_DEVICES, or TensorFlow."""
+    # A machine without nvidia-smi may have no GPU, or is a container with GPUs: both are fine.
     fault = facts.nvidia.fault
-    if not fault or fault.startswith("not found"):
-        return ""
-    if "mismatch" in fault:
-        remedy = "the driver was updated while it ran: reboot, or load its module again"
-    elif facts.in_container:
-        remedy = "this is a container: try nvidia-smi on its host, and start it with its GPUs"
-    else:
+    if fault and not fault.startswith("not found"):
         remedy = "load or install the driver; `dmesg | grep -i nvrm` tells more"
-    return f"nvidia-smi fails ({fault}): {remedy}"
+        if "mismatch" in fault:
+            remedy = "the driver was updated while it ran: reboot, or load its module again"
+        elif facts.in_container:
+            remedy = "this is a container: try nvidia-smi on its host, and start it with its GPUs"
+        yield f"nvidia-smi fails ({fault}): {remedy}"
 
+    # CUDA hides GPUs in silence; the parts of one GPU (MIG) are not in nvidia-smi's list.
+    visible = facts.variables.get("CUDA_VISIBLE_DEVICES")
+    shown, unknown = visible_gpus(facts.nvidia, visible)
+    if facts.nvidia.gpus and visible is not None and "MIG-" not in visible:
+        setting = f"CUDA_VISIBLE_DEVICES={visible}"
+        if unknown:
+            yield f"{setting}: {unknown!r} is no GPU here, and hides itself and all after it"
+        elif not shown:
+            yield f"{setting!r} hides all GPUs: unset it"
 
-def _hidden_gpus(facts: Facts) -> str:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs, or some by an entry that is no GPU."""
-    value = facts.variables.get("CUDA_VISIBLE_DEVICES")
-    if not facts.nvidia.gpus or value is None or "MIG-" in value:
-        return ""
-    shown, unknown = visible_gpus(facts.nvidia, value)
-    setting = f"CUDA_VISIBLE_DEVICES={value}"
-    if unknown:
-        return f"{setting}: {unknown!r} is no GPU here, and hides itself and all after it"
-    return "" if shown else f"{setting!r} hides all GPUs: unset it"
-
-
-def _unused_gpus(facts: Facts) -> str:
+    # TensorFlow says in a warning of its own why it leaves GPUs out, and few people see it.
     tensorflow = facts.tensorflow
-    shown, _ = visible_gpus(facts.nvidia, facts.variables.get("CUDA_VISIBLE_DEVICES"))
-    if tensorflow.fault or len(tensorflow.gpus) >= len(shown):
-        return ""
-    used = f"TensorFlow uses {len(tensorflow.gpus)} of {count(len(shown), 'GPU')}"
-    if not tensorflow.cuda:
-        return f"{used}, since it is built without CUDA: see tensorflow.org/install"
-    said = f" ({tensorflow.complaint})" if tensorflow.complaint else ""
-    if tensorflow.gpus:
-        return f"{used}{said}: it leaves out old and small ones, such as those that drive a display"
-    return f"{used}{said}: install the CUDA libraries that fit it, see tensorflow.org/install"
+    if not tensorflow.fault and len(tensorflow.gpus) < len(shown):
+        used = f"TensorFlow uses {len(tensorflow.gpus)} of {count(len(shown), 'GPU')}"
+        said = f"{used} ({tensorflow.complaint})" if tensorflow.complaint else used
+        if not tensorflow.cuda:
+            yield f"{used}, since it is built without CUDA: see tensorflow.org/install"
+        elif tensorflow.gpus:
+            yield f"{said}: it leaves out old and small ones, such as those that drive a display"
+        else:
+            yield f"{said}: install the CUDA libraries that fit it, see tensorflow.org/install"
 
 
-def _no_peer_access(facts: Facts) -> str:
-    # TensorFlow lists peers for CUDA only
+def _training_problems(facts: Facts) -> Iterator[str]:
+    """Yield what makes copies between GPUs slow, and what delays or changes them in a step."""
+    # TensorFlow lists peers for CUDA only, so that a plug-in's GPUs would all look lonely.
     gpus = facts.tensorflow.gpus if facts.tensorflow.cuda else ()
     lonely = [gpu.name for gpu in gpus if len(gpu.peers) < min(len(gpus) - 1, _MOST_PEERS)]
-    if not lonely:
-        return ""
-    return (
-        f"no peer access from {', '.join(lonely)} to all others, so that copies go through the "
-        "host's memory. GeForce cards have it over NVLink only, virtual machines if their host "
-        "gives it; else turn off ACS and the IOMMU in the firmware. `hier-allreduce doctor "
-        "--copies` shows how fast the copies are"
-    )
+    if lonely:
+        yield (
+            f"no peer access from {', '.join(lonely)} to all others, so that copies go through the "
+            "host's memory. GeForce cards have it over NVLink only, virtual machines if their host "
+            "gives it; else turn off ACS and the IOMMU in the firmware. `hier-allreduce doctor "
+            "--copies` shows how fast the copies are"
+        )
 
-
-def _more_gpus_than_peers(facts: Facts) -> str:
-    number = len(facts.tensorflow.gpus)
-    if not facts.tensorflow.cuda or number <= _MOST_PEERS + 1 or _has_switch(facts):
-        return ""
-    return (
-        f"CUDA lets a GPU reach {_MOST_PEERS} others without the host, unless an NVSwitch joins "
-        f"them, and here are {number}: some copies go through the host's memory. `hier-allreduce "
-        f"doctor --copies` shows which; train on {_MOST_PEERS + 1} GPUs or fewer, or in several "
-        "processes"
-    )
-
-
-def _has_switch(facts: Facts) -> bool:
-    """Return whether NVLinks join all pairs of more GPUs than one has peers."""
+    # NVLinks of each GPU to all others mean an NVSwitch, to which CUDA's limit does not apply.
     try:
         links = read_table(facts.nvidia.table).links
+        has_switch = all(sum(map(bool, ends)) == len(links) - 1 for ends in links)
     except HierAllreduceError:
-        return False
-    return all(sum(map(bool, row)) == len(links) - 1 for row in links)
+        has_switch = False
+    if len(gpus) > _MOST_PEERS + 1 and not has_switch:
+        yield (
+            f"CUDA lets a GPU reach {_MOST_PEERS} others without the host, unless an NVSwitch "
+            f"joins them, and here are {len(gpus)}: some copies go through the host's memory. "
+            "`hier-allreduce doctor --copies` shows which; train on "
+            f"{_MOST_PEERS + 1} GPUs or fewer, or in several processes"
+        )
 
+    # A thread that waits for a GPU runs no ops, so that with fewer cores all threads may wait.
+    all_gpus = len(facts.tensorflow.gpus)
+    if all_gpus > 1 and facts.cores <= all_gpus:
+        yield (
+            f"{count(facts.cores, 'core')} for {all_gpus} GPUs: a step ends with a thread that "
+            "waits for each GPU, so give the session "
+            f"inter_op_parallelism_threads={2 * all_gpus}"
+        )
 
-def _few_threads(facts: Facts) -> str:
-    number = len(facts.tensorflow.gpus)
-    if number < 2 or facts.cores > number:
-        return ""
-    return (
-        f"{count(facts.cores, 'core')} for {number} GPUs: a step ends with a thread that waits for "
-        f"each GPU, so give the session inter_op_parallelism_threads={2 * number}"
-    )
-
-
-def _xla(facts: Facts) -> str:
-    if "auto_jit" not in facts.variables.get("TF_XLA_FLAGS", ""):
-        return ""
-    return "XLA may merge copies that are planned apart: leave auto_jit out of TF_XLA_FLAGS"
-
-
-_CHECKS = (
-    _tensorflow_fails,
-    _several_tensorflows,
-    _tensorpack_with_keras_3,
-    _nvidia_smi_fails,
-    _hidden_gpus,
-    _unused_gpus,
-    _no_peer_access,
-    _more_gpus_than_peers,
-    _few_threads,
-    _xla,
-)
+    if "auto_jit" in facts.variables.get("TF_XLA_FLAGS", ""):
+        yield "XLA may merge copies that are planned apart: leave auto_jit out of TF_XLA_FLAGS"

@@ -30,8 +30,8 @@ PEERS = {
     ),
     "towers": ("tower-0-sum",),
 }
-ALL_PEERS = tuple(name for names in PEERS.values() for name in names)
-ALGORITHMS = (RULE, *BY_NAME, *(name + NVLINK for name in WITH_GROUPS))
+ALL_PEERS = tuple(peer for peers in PEERS.values() for peer in peers)
+ALGORITHMS = (RULE, *BY_NAME, *(algorithm + NVLINK for algorithm in WITH_GROUPS))
 NO_EDGES = "no-edges"
 NAMES = (*ALGORITHMS, *NARROW, NO_EDGES, *ALL_PEERS)
 GROUPED = "hierarchical"
@@ -96,19 +96,23 @@ def strategies_for(only: Sequence[str], groups: Optional[Groups]) -> Dict[str, D
     usual = [RULE, GROUPED] if groups is None else [RULE, GROUPED + NVLINK, GROUPED]
     strategies: Dict[str, Dict[str, Any]] = {}
     for name in only or usual:
+        # These two change nothing else, because they are to be compared with the program as it is.
+        if name in NARROW:
+            strategies[name] = {"wire_dtype": name}
+            continue
+        if name == NO_EDGES:
+            strategies[name] = {"edges": False}
+            continue
         match = _WITH_SIZE.match(name)
         algorithm = match[1] if match else name
         changes = {**_FREE, "chunk_bytes": int(match[2]) << 20 if match else None}
         if algorithm.endswith(NVLINK):
+            # Without groups it would be a plan of halves, under a name that says otherwise.
             if groups is None:
                 continue
             changes["groups"] = [list(group) for group in groups]
             algorithm = algorithm[: -len(NVLINK)]
-        if name in NARROW:
-            strategies[name] = {"wire_dtype": name}
-        elif name == NO_EDGES:
-            strategies[name] = {"edges": False}
-        elif algorithm in (RULE, *BY_NAME):
+        if algorithm in (RULE, *BY_NAME):
             strategies[name] = {**changes, "algorithm": algorithm}
     return strategies
 
@@ -128,20 +132,34 @@ def candidates_for(
     """
     candidates: List[Candidate] = []
     left_out: Dict[str, str] = {}
-    peers = [name for name in only if name in ALL_PEERS] if only else PEERS[facts.front_end]
-    for name in sorted(peers, key=lambda name: name != _as_it_was(facts)):
-        why_not = _why_no_peer(name, facts)
+
+    # The program as it was comes first, because people want to know what the change has brought.
+    peers = [peer for peer in only if peer in ALL_PEERS] if only else PEERS[facts.front_end]
+    for peer in sorted(peers, key=lambda peer: peer != _as_it_was(facts)):
+        reasons = (
+            (peer not in PEERS[facts.front_end], f"the program's front end is {facts.front_end}"),
+            (facts.update != "replicated", f"it has no equal of update={facts.update!r}"),
+            ("nccl" in peer.lower() and not facts.gpus, "NCCL needs GPUs"),
+            (
+                peer == "tensorpack-hierarchical" and facts.towers != 8,
+                f"it needs 8 towers, and there are {facts.towers}",
+            ),
+        )
+        why_not = next((reason for holds, reason in reasons if holds), "")
         if why_not:
-            left_out[name] = why_not
-            continue
-        changes = _TOWER_0 if name == "tower-0-sum" else {}
-        candidates.append(Candidate(name, name, changes, name == _as_it_was(facts)))
+            left_out[peer] = why_not
+        else:
+            changes = _TOWER_0 if peer == "tower-0-sum" else {}
+            candidates.append(Candidate(peer, peer, changes, peer == _as_it_was(facts)))
+
+    # Two names may have one plan on K towers, and a second run of it would only take time.
     name_by_plan = {facts.plan: AS_IT_IS}
     for name in [name for name in only or strategies if name not in ALL_PEERS]:
         plan = facts.plans.get(name, "")
         if name in NARROW and facts.front_end == "keras":
             left_out[name] = "TensorFlow does not say which values are gradients"
-        elif not plan:
+            continue
+        if not plan:
             left_out[name] = f"nvidia-smi shows no groups of {facts.towers} GPUs but the halves"
         elif plan in name_by_plan:
             left_out[name] = f"its plan is that of {name_by_plan[plan]}"
@@ -149,8 +167,8 @@ def candidates_for(
             name_by_plan[plan] = name
             candidates.append(Candidate(name, changes=strategies[name]))
     if not candidates:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise HierAllreduceError(f"no candidate is for this program: {reasons}")
+        listed = "; ".join(f"{name}: {why_not}" for name, why_not in left_out.items())
+        raise HierAllreduceError(f"no candidate is for this program: {listed}")
     return candidates, left_out
 
 
@@ -159,18 +177,6 @@ def _as_it_was(facts: ProgramFacts) -> str:
     if facts.front_end == "tensorpack":
         return "tensorpack-hierarchical" if facts.towers == 8 else "tensorpack-gpu"
     if facts.front_end == "keras":
-        return "NcclAllReduce" if facts.gpus else ""  # on CPU devices, a ring that no name has
+        # On CPU devices Keras has a ring, which no name selects.
+        return "NcclAllReduce" if facts.gpus else ""
     return "tower-0-sum"
-
-
-def _why_no_peer(peer: str, facts: ProgramFacts) -> str:
-    """Return why a peer cannot run in the program; "" if it can."""
-    if peer not in PEERS[facts.front_end]:
-        return f"the program's front end is {facts.front_end}"
-    if facts.update != "replicated":
-        return f"it has no equal of update={facts.update!r}"
-    if "nccl" in peer.lower() and not facts.gpus:
-        return "NCCL needs GPUs"
-    if peer == "tensorpack-hierarchical" and facts.towers != 8:
-        return f"it needs 8 towers, and there are {facts.towers}"
-    return ""

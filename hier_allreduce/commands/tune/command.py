@@ -39,68 +39,70 @@ def add_arguments(parser: Any) -> None:
     parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
     add = parser.add_argument
 
-    text = "minutes of all runs together, such as 10 or 90s (default 10)"
-    add("--minutes", metavar="M", type=minutes, default=600.0, help=text)
+    help = "minutes of all runs together, such as 10 or 90s (default 10)"
+    add("--minutes", metavar="M", type=minutes, default=600.0, help=help)
 
-    text = (
+    help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm, or one"
         f" with the size of its chunks (flat-8MiB), or another of {', '.join(NAMES)}"
     )
-    add("--only", metavar="A,B", type=names, default=[], help=text)
+    add("--only", metavar="A,B", type=candidate_names, default=[], help=help)
 
-    text = "longest time without a step, such as 60s or 2min (default 60s)"
-    add("--patience", metavar="TIME", type=seconds, default=60.0, help=text)
+    help = "longest time without a step, such as 60s or 2min (default 60s)"
+    add("--patience", metavar="TIME", type=seconds, default=60.0, help=help)
 
-    text = (
+    help = (
         "longest time before the first step (default 10min); in later runs --patience, or three"
         " times the start of the first run"
     )
-    add("--start-patience", metavar="TIME", type=seconds, default=600.0, help=text)
+    add("--start-patience", metavar="TIME", type=seconds, default=600.0, help=help)
 
-    text = "file for the best strategy, for strategy='FILE'"
-    add("-o", metavar="FILE", type=strategy_file, help=text)
+    help = "file for the best strategy, for strategy='FILE'"
+    add("-o", metavar="FILE", type=strategy_file, help=help)
 
-    text = "file for a picture of the steps, such as steps.png (needs matplotlib)"
-    add("--picture", metavar="FILE", type=options.output, help=text)
+    help = "file for a picture of the steps, such as steps.png (needs matplotlib)"
+    add("--picture", metavar="FILE", type=options.output, help=help)
 
     add("--json", action="store_true", help="one JSON object instead of the table")
 
 
-def minutes(text: str) -> float:
+def minutes(argument: str) -> float:
     """Read a time as seconds; a number without a unit is minutes."""
-    return options.time(text, "min")
+    return options.time(argument, "min")
 
 
-def seconds(text: str) -> float:
+def seconds(argument: str) -> float:
     """Read a time as seconds; a number without a unit is seconds."""
-    return options.time(text, "s")
+    return options.time(argument, "s")
 
 
-def names(text: str) -> List[str]:
+def candidate_names(argument: str) -> List[str]:
     """Read names of candidates, each once."""
-    candidates = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in candidates:
+    candidates = list(dict.fromkeys(name.strip() for name in argument.split(",")))
+    for candidate in candidates:
         try:
-            check_name(name)
+            check_name(candidate)
         except HierAllreduceError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return candidates
 
 
-def strategy_file(text: str) -> Path:
+def strategy_file(argument: str) -> Path:
     """Read the path of a file to write; one that exists must be of ``tune`` itself."""
-    path = options.output(text)
+    path = options.output(argument)
     if path.exists():
+        # A typing error such as ``-o train.py`` must not cost somebody a file.
         with path.open(encoding="utf-8", errors="replace") as file:
             if file.readline().rstrip() != WRITTEN_BY_TUNE:
                 raise argparse.ArgumentTypeError(
-                    f"{text!r} exists, and tune has not written it: choose another name"
+                    f"{argument!r} exists, and tune has not written it: choose another name"
                 )
     return path
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if no two candidates were measured, 130 if interrupted."""
+    # All is checked before the first run, because a run takes minutes.
     for package in ("psutil", "tqdm"):
         require(package, "tune")
     if args.picture:
@@ -113,13 +115,12 @@ def main(args: argparse.Namespace) -> int:
         f"\nOutputs: {folder}",
         file=sys.stderr,
     )
+    # Other signals do what Ctrl-C does: they end the program, and print what there is.
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        # as Ctrl-C does: end the program, and print what there is
         signal.signal(ending, signal.default_int_handler)
     progress = Progress(args.minutes)
-    runner = Runner(
-        args.program, args.patience, args.start_patience, args.minutes, folder, progress
-    )
+    waits = (args.patience, args.start_patience, args.minutes)
+    runner = Runner(args.program, *waits, folder, progress)
     rounds = Rounds(runner, groups_here(), args.only, progress)
     is_interrupted = False
     try:
@@ -134,12 +135,12 @@ def main(args: argparse.Namespace) -> int:
         is_interrupted = True
     finally:
         progress.close()
-    result = verdict(rounds.runs, rounds.left_out)
-    print(json.dumps(as_json(result)) if args.json else report(result))
-    _write(args, result, rounds.facts.kept)
+    conclusion = verdict(rounds.runs, rounds.left_out)
+    print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
+    _write(args, conclusion, rounds.facts.kept)
     if is_interrupted:
         return 130
-    return 0 if sum(bool(row.runs) for row in result.rows) > 1 else 1
+    return 0 if sum(bool(row.runs) for row in conclusion.rows) > 1 else 1
 
 
 def _check_program(program: Sequence[str]) -> None:
@@ -157,11 +158,13 @@ def _check_program(program: Sequence[str]) -> None:
         if program[0].endswith(".py"):
             hint = f"write: hier-allreduce tune -- python {' '.join(program)}"
         raise HierAllreduceError(f"{program[0]!r} cannot be started; {hint}")
+    # Python's own message about a missing script would come after a start, as a run's last line.
     script = program[1] if len(program) > 1 and _PYTHON.match(program[0]) else ""
     if script.endswith(".py") and not Path(script).is_file():
         scripts = [path.name for path in Path(script).parent.glob("*.py")]
         hint = configs.nearest(Path(script).name, scripts) if scripts else f" in {Path.cwd()}"
         raise HierAllreduceError(f"{script!r}: there is no such file{hint}")
+    # A job's variables would let each run wait for hosts that nobody starts.
     hosts = len(job_of(os.environ).hosts)
     if hosts > 1:
         raise HierAllreduceError(
@@ -169,16 +172,17 @@ def _check_program(program: Sequence[str]) -> None:
         )
 
 
-def _write(args: argparse.Namespace, result: Verdict, kept: Dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, verdict: Verdict, kept: Dict[str, Any]) -> None:
     """Write the strategy and the picture that are asked for, where there are any."""
-    has_strategy = result.best is not None and not result.best.candidate.peer
+    # A peer cannot be written, because a strategy file has the fields of ours only.
+    has_strategy = verdict.best is not None and not verdict.best.candidate.peer
     if args.o and has_strategy:
         options.make_folder(args.o)
-        args.o.write_text(as_yaml(result, kept), encoding="utf-8")
+        args.o.write_text(as_yaml(verdict, kept), encoding="utf-8")
         print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
     elif args.o:
-        print(f"{args.o} is not written: {result.sentences[0]}", file=sys.stderr)
-    if args.picture and any(row.runs for row in result.rows):
+        print(f"{args.o} is not written: {verdict.sentences[0]}", file=sys.stderr)
+    if args.picture and any(row.runs for row in verdict.rows):
         options.make_folder(args.picture)
-        picture.draw(result, args.picture, " ".join(args.program))
+        picture.draw(verdict, args.picture, " ".join(args.program))
         print(f"{args.picture} shows the steps", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import List
 from ...errors import HierAllreduceError
 
 _LONGEST = 160  # characters of a line
-# lines that TensorFlow, its libraries and Python's warnings write into a program that is all right
+# TensorFlow, its libraries and Python's warnings write such lines into programs that are all right.
 _NOISE = re.compile(
     r"\d{4}-\d\d-\d\d [\d:.]+: [IWE] "  # 2026-11-25 17:00:00.123456: I tensorflow/…
     r"|[IWE]\d{4} [\d:.]+ "  # I0000 00:00:1795629992.339589    2106 port.cc:153]
@@ -20,12 +20,11 @@ _NOISE = re.compile(
     r"|.*\b\w*Warning: "
     r"|\s*warnings\.warn\("
 )
-_CAUSES = {
+# Such errors name their cause in many lines or in none, and a table has room for one.
+_CAUSE_BY_PATTERN = {
     "EOFError": "the program reads its standard input, which is closed here",
     "OOM when|ResourceExhausted|out.of.memory": "out of memory",
 }
-
-
 _ERROR = re.compile(r"[\w.]*(Error|Exception)(:|$)")  # the line below a traceback
 _MODULE = re.compile(r"([A-Za-z_]\w*\.)+(?=\w*(Error|Exception))")
 
@@ -37,19 +36,22 @@ class NothingMeasured(HierAllreduceError):
 def explained(fault: str, output: Path) -> str:
     """Return a fault with its cause: the first error in the output, or the program's last line."""
     lines = own_lines(output.read_text(encoding="utf-8", errors="replace"))
-    text = "\n".join(lines)
-    causes = [cause for pattern, cause in _CAUSES.items() if re.search(pattern, text, re.I)]
+    written = "\n".join(lines)
+    words = [fault]
+    for pattern, cause in _CAUSE_BY_PATTERN.items():
+        if re.search(pattern, written, re.I):
+            words.append(cause)
     error = next((line for line in lines if _ERROR.match(line)), "")
-    words = [fault, *causes]
     if error:
         words.append(_MODULE.sub("", error, 1)[:_LONGEST])
-    # what a program did last tells why it hangs; "Graph execution error:" has the cause below it
+    # What a program did last tells why it hangs; "Graph execution error:" has the cause below it.
     if not error or error.endswith(":") or fault.startswith("hung"):
         words.append(f"last line: {lines[-1][:_LONGEST] if lines else 'none'}")
     return "; ".join(words)
 
 
-def own_lines(text: str) -> List[str]:
+def own_lines(output: str) -> List[str]:
     """Return the lines that the program itself has written."""
-    lines = re.split(r"[\r\n]+", text)  # a bar ends its lines with \r
+    # A bar ends its lines with \r only, so that all of them would be one line without this.
+    lines = re.split(r"[\r\n]+", output)
     return [line.strip() for line in lines if line.strip() and not _NOISE.match(line)]

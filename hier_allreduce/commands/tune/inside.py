@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Optional
 
@@ -26,13 +27,13 @@ from .step_cost import trace_step
 KEPT = ("sparse", "missing", "wire_dtype", "edges")  # the program's choices that candidates keep
 
 
-def begin(text: str) -> None:
+def begin(setting: str) -> None:
     """Measure this process, as the value of the environment variable asks.
 
     Raises:
         HierAllreduceError: ``tune`` has not written the value.
     """
-    use(MeasuredProgram(Request.read(text)))
+    use(MeasuredProgram(Request.read(setting)))
 
 
 class MeasuredProgram(Hook):
@@ -43,7 +44,11 @@ class MeasuredProgram(Hook):
         self._facts = ProgramFacts()
         self._timed: Any = weakref.WeakSet()  # the graphs that have a clock
         if request.traced:
-            trace_step(request.traced, Path(request.clock), self._tell_cost)
+            trace_step(
+                request.traced,
+                Path(request.clock),
+                tell=lambda line: self._note(self._facts._replace(cost=line)),
+            )
 
     def peer(self, front_end: str, update: str = "replicated") -> str:
         """Return the peer of the request, and note the front end."""
@@ -67,16 +72,18 @@ class MeasuredProgram(Hook):
         size = sum(chunk.bytes for chunk in layout.chunks)
         if size <= self._facts.bytes:
             return
-        plans = {}
+        # The other candidates are laid out here, because only the program knows its gradients.
+        plan_by_name = {}
         for name, changes in self._request.strategies.items():
             try:
-                other = lay_out(
+                candidate = lay_out(
                     layout.columns, layout.devices, replace(strategy, **changes), load=load
                 )
             except HierAllreduceError:  # such as groups of other towers
                 continue
-            plans[name] = _digest(other)
-        kept = {name: getattr(strategy, name) for name in KEPT}
+            plan_by_name[name] = _digest(candidate)
+        # Defaults are left out, because they would only make a strategy's file longer.
+        choices = {field: getattr(strategy, field) for field in KEPT}
         default = Strategy()
         self._note(
             self._facts._replace(
@@ -84,26 +91,36 @@ class MeasuredProgram(Hook):
                 gpus=not all_on_cpu(layout.devices),
                 bytes=size,
                 plan=_digest(layout),
-                plans=plans,
-                kept={key: value for key, value in kept.items() if value != getattr(default, key)},
+                plans=plan_by_name,
+                kept={
+                    field: choice
+                    for field, choice in choices.items()
+                    if choice != getattr(default, field)
+                },
             )
         )
 
     def reduced(self, rows: Rows) -> Rows:
         """Return K rows of N reduced gradients, one of which waits for the clock op."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        place = _first_gradient(rows)
-        if place is None or graph in self._timed:
+        if graph in self._timed:
             return rows
+        # Any gradient does, because a step needs all of them; but a missing one has no op.
+        places = product(range(len(rows)), range(len(rows[0])))
+        present = [(tower, column) for tower, column in places if rows[tower][column] is not None]
+        if not present:
+            return rows
+        # A second clock in the graph would write two lines a step.
         if graph is not None:
             self._timed.add(graph)
-        tower, column = place
-        value = rows[tower][column]
-        if isinstance(value, tf.IndexedSlices):
-            values = self._after_clock(value.values)
-            timed: Any = tf.IndexedSlices(values, value.indices, value.dense_shape)
+        tower, column = present[0]
+        grad = rows[tower][column]
+        if isinstance(grad, tf.IndexedSlices):
+            timed: Any = tf.IndexedSlices(
+                self._after_clock(grad.values), grad.indices, grad.dense_shape
+            )
         else:
-            timed = self._after_clock(value)
+            timed = self._after_clock(grad)
         changed = [list(row) for row in rows]
         changed[tower][column] = timed
         return [tuple(row) for row in changed]
@@ -111,30 +128,18 @@ class MeasuredProgram(Hook):
     def _after_clock(self, tensor: Any) -> Any:
         """Return a copy of a tensor, after a line with the time is in the clock file."""
         with tf.device("/cpu:0"), tf.control_dependencies([tensor]):
-            # the wall clock, because a Python function would wait for the program's own threads
-            now = tf.strings.as_string(tf.timestamp(), precision=6)
-            with tf.control_dependencies([now]):
-                written = tf.print(now, output_stream=f"file://{self._request.clock}")
-        # eagerly the line is written by now, and there is no op to wait for
-        waited = [] if written is None else [written]
+            # It is the wall clock, because a Python function would wait for the program's threads.
+            moment = tf.strings.as_string(tf.timestamp(), precision=6)
+            with tf.control_dependencies([moment]):
+                printed = tf.print(moment, output_stream=f"file://{self._request.clock}")
+        # Eagerly there is no op to wait for, because the line is written by now.
+        waited = [] if printed is None else [printed]
         with tf.device(tensor.device), tf.control_dependencies(waited):
             return tf.identity(tensor)
-
-    def _tell_cost(self, line: str) -> None:
-        self._note(self._facts._replace(cost=line))
 
     def _note(self, facts: ProgramFacts) -> None:
         self._facts = facts
         facts.write(self._request.clock)
-
-
-def _first_gradient(rows: Rows) -> Any:
-    """Return the tower and the column of a gradient that is not None; None if there is none."""
-    for tower, row in enumerate(rows):
-        for column, entry in enumerate(row):
-            if entry is not None:
-                return tower, column
-    return None
 
 
 def _digest(layout: Layout) -> str:

@@ -28,7 +28,7 @@ _EXECUTING = (
     os.path.join("tensorflow_core", "python", "client", "session.py"),  # TensorFlow 1.15
     os.path.join("tensorflow", "python", "eager", "execute.py"),
 )
-_CHANGES = {
+_CHANGE_BY_FRONT_END = {
     "keras": """\
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())""",
@@ -49,7 +49,8 @@ def check(clock: str, start_patience: float) -> None:
         NothingMeasured: TensorFlow runs, but no all-reduce of this package was built. A program
             that imports this package gets a twentieth of ``start_patience`` to build one.
     """
-    from .faults import NothingMeasured  # the copy in the program has no such module
+    # It is imported here, because the copy in the program has no such module beside it.
+    from .faults import NothingMeasured
 
     path = Path(clock + ".seen")
     if not path.exists() or Path(clock + ".facts").exists():
@@ -57,7 +58,9 @@ def check(clock: str, start_patience: float) -> None:
     seen = json.loads(path.read_text(encoding="utf-8"))
     if seen["imports_ours"] and seen["seconds"] < start_patience / 20:
         return
-    change = "".join(f"\n    {line}" for line in _CHANGES[seen["front_end"]].splitlines())
+    change = "".join(
+        f"\n    {line}" for line in _CHANGE_BY_FRONT_END[seen["front_end"]].splitlines()
+    )
     raise NothingMeasured(
         "TensorFlow runs, but no all-reduce of this package was built, so the program was ended."
         f" Change the program first:{change}"
@@ -75,39 +78,29 @@ def _observe(clock: str) -> None:
     front_end = ""
     while not os.path.exists(clock + ".facts"):
         time.sleep(PAUSE)
-        if not any(map(_is_executing, sys._current_frames().values())):
+        # A thread whose newest frame is one of these waits for TensorFlow's executor.
+        files = [str(frame.f_code.co_filename) for frame in sys._current_frames().values()]
+        if not any(file.endswith(_EXECUTING) for file in files):
             continue
         seconds += PAUSE
-        if seconds >= SEEN_AFTER:
-            front_end = front_end or _front_end()  # all objects are looked at once
-            _write(clock, seconds, front_end)
-
-
-def _is_executing(frame: Any) -> bool:
-    """Return whether a thread waits for TensorFlow's executor."""
-    return str(frame.f_code.co_filename).endswith(_EXECUTING)
-
-
-def _write(clock: str, seconds: float, front_end: str) -> None:
-    """Write the observation."""
-    seen: Dict[str, Any] = {
-        "seconds": seconds,
-        "imports_ours": "hier_allreduce" in sys.modules,
-        "front_end": front_end,
-    }
-    path = clock + ".seen"
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(seen, file)
-    os.replace(path + ".new", path)  # the reader never sees half a file
-
-
-def _front_end() -> str:
-    """Return the front end of the running program."""
-    if "tensorpack" in sys.modules:
-        return "tensorpack"
-    mirrored = ("MirroredStrategy", "MirroredStrategyV1")
-    is_mirrored = any(type(thing).__name__ in mirrored for thing in gc.get_objects())
-    return "keras" if is_mirrored else "towers"
+        if seconds < SEEN_AFTER:
+            continue
+        if not front_end and "tensorpack" in sys.modules:
+            front_end = "tensorpack"
+        if not front_end:
+            # All objects are looked at once only, because a program may have millions of them.
+            types = {type(thing).__name__ for thing in gc.get_objects()}
+            is_mirrored = types & {"MirroredStrategy", "MirroredStrategyV1"}
+            front_end = "keras" if is_mirrored else "towers"
+        seen: Dict[str, Any] = {
+            "seconds": seconds,
+            "imports_ours": "hier_allreduce" in sys.modules,
+            "front_end": front_end,
+        }
+        # The file gets its name when it is whole, so that the reader never sees half a file.
+        with open(clock + ".seen.new", "w", encoding="utf-8") as file:
+            json.dump(seen, file)
+        os.replace(clock + ".seen.new", clock + ".seen")
 
 
 class _OnImport:
@@ -117,15 +110,15 @@ class _OnImport:
         self._clock = clock
         self._begun: Set[str] = set()
 
-    def find_spec(self, name: str, *_: Any) -> None:
+    def find_spec(self, fullname: str, *_: Any) -> None:
         """Begin at the import of TensorFlow, or of ours: other processes get no thread."""
-        if name in self._begun:
+        if fullname in self._begun:
             return
-        if name == "tensorflow" and self._clock:
-            self._begun.add(name)
+        if fullname == "tensorflow" and self._clock:
+            self._begun.add(fullname)
             threading.Thread(target=_observe, args=(self._clock,), daemon=True).start()
-        if name == "hier_allreduce.graph.allreduce":
-            self._begun.add(name)
+        if fullname == "hier_allreduce.graph.allreduce":
+            self._begun.add(fullname)
             inside = importlib.import_module("hier_allreduce.commands.tune.inside")
             inside.begin(os.environ[VARIABLE])
 
@@ -133,24 +126,20 @@ class _OnImport:
 def _run_hidden_module() -> None:
     """Run the ``sitecustomize`` of the machine, which this file hides."""
     here = os.path.dirname(os.path.abspath(__file__))
-    others = [path for path in sys.path if os.path.abspath(path) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    elsewhere = [path for path in sys.path if os.path.abspath(path) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def _clock() -> str:
-    """Return the path of the clock file; "" if ``tune`` has not set the variable."""
-    try:
-        return str(json.loads(os.environ[VARIABLE])["clock"])
-    except (KeyError, TypeError, ValueError):
-        return ""
 
 
 if __name__ == "sitecustomize":
     _run_hidden_module()
     if VARIABLE in os.environ:
-        clock = _clock()
+        # A program may set the variable itself, and then nobody waits for a clock.
+        try:
+            clock = str(json.loads(os.environ[VARIABLE])["clock"])
+        except (KeyError, TypeError, ValueError):
+            clock = ""
         if clock:
             open(clock + ".begun", "w").close()
         on_import: Any = _OnImport(clock)

@@ -15,12 +15,13 @@ import time
 from typing import Any, List, Set
 
 MERCY = 5.0  # seconds between SIGTERM and SIGKILL, and for the end after it
-_PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h has this number
 
 
 def adopt_orphans() -> Set[int]:
     """Become the parent of all orphans below; return the children that are there before."""
     if sys.platform == "linux":
+        # An old C library may lack the call; then orphans are found by their process group only.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     import psutil  # an extra: `tune` has looked for it
@@ -35,11 +36,11 @@ def end(process: Any, strangers: Set[int]) -> None:
         process: the program, in a process group of its own.
         strangers: the children of this process that are not of the run.
     """
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for ending in (signal.SIGTERM, signal.SIGKILL):
         for member in _members(process, strangers):
             with contextlib.suppress(OSError):
-                os.kill(member, number)
-        # psutil.wait_procs would wait for zombies too, which nobody may reap in a container
+                os.kill(member, ending)
+        # psutil.wait_procs would wait for zombies too, which nobody may reap in a container.
         deadline = time.monotonic() + MERCY
         while time.monotonic() < deadline:
             process.poll()
@@ -54,12 +55,13 @@ def _members(process: Any, strangers: Set[int]) -> List[int]:
 
     below = {child.pid for child in psutil.Process().children(recursive=True)} - strangers
     members = []
-    for other in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is somebody else's
-            if other.pid not in below and os.getpgid(other.pid) != process.pid:
+    for running in psutil.process_iter():
+        # Any of them may end in between, and those of other users cannot be looked at.
+        with contextlib.suppress(psutil.Error, OSError):
+            if running.pid not in below and os.getpgid(running.pid) != process.pid:
                 continue
-            if other.status() != psutil.STATUS_ZOMBIE:
-                members.append(other.pid)
-            elif other.pid != process.pid and other.ppid() == os.getpid():
-                os.waitpid(other.pid, os.WNOHANG)
+            if running.status() != psutil.STATUS_ZOMBIE:
+                members.append(running.pid)
+            elif running.pid != process.pid and running.ppid() == os.getpid():
+                os.waitpid(running.pid, os.WNOHANG)
     return members

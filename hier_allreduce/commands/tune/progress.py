@@ -25,7 +25,7 @@ class Progress:
 
             self._bar = tqdm(total=round(seconds), bar_format=_FORM, file=sys.stderr)
 
-    def show(self, text: str) -> None:
+    def show(self, message: str) -> None:
         """Move the bar; in a pipe, print a line every 30 seconds."""
         now = time.monotonic()
         elapsed = now - self._begun
@@ -33,17 +33,17 @@ class Progress:
             return
         self._told = now
         if self._bar is None:
-            self.say(f"{elapsed:.0f} of {self._seconds:.0f} s, {text}")
+            self.say(f"{elapsed:.0f} of {self._seconds:.0f} s, {message}")
             return
         self._bar.n = min(round(elapsed), self._bar.total)
-        self._bar.set_postfix_str(text)
+        self._bar.set_postfix_str(message)
 
-    def say(self, text: str) -> None:
+    def say(self, message: str) -> None:
         """Print a line above the bar."""
         if self._bar is None:
-            print(text, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
         else:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(message, file=sys.stderr)
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -41,17 +41,17 @@ class Request(NamedTuple):
         return json.dumps(self._asdict())
 
     @classmethod
-    def read(cls, text: str) -> Request:
+    def read(cls, setting: str) -> Request:
         """Return the request in the environment variable.
 
         Raises:
             HierAllreduceError: ``tune`` has not written it.
         """
         try:
-            return cls(**json.loads(text))
+            return cls(**json.loads(setting))
         except (TypeError, ValueError):
             raise HierAllreduceError(
-                f"{VARIABLE}={text!r}: `hier-allreduce tune` sets this variable for the program"
+                f"{VARIABLE}={setting!r}: `hier-allreduce tune` sets this variable for the program"
                 " that it runs; leave it as it is"
             ) from None
 
@@ -66,9 +66,9 @@ class ProgramFacts(NamedTuple):
         gpus: whether some towers are on GPUs.
         bytes: the size of all gradients of a tower.
         plan: a text that differs between plans; of two all-reduces, that with more bytes.
-        plans: the same text for each of the request's ``strategies`` that fits K towers.
+        plans: such a text for each of the request's ``strategies`` that fits K towers.
         kept: the program's own choices that all candidates of ours keep.
-        cost: of the step that was traced, in a line.
+        cost: the cost of the traced step, in a line.
     """
 
     front_end: str = "towers"
@@ -93,4 +93,5 @@ class ProgramFacts(NamedTuple):
         """Write the facts beside a clock file."""
         path = Path(clock + ".facts.new")
         path.write_text(json.dumps(self._asdict()), encoding="utf-8")
-        path.replace(clock + ".facts")  # the reader never sees half a file
+        # The file gets its name when it is whole, so that the reader never sees half a file.
+        path.replace(clock + ".facts")

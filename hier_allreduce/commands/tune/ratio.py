@@ -63,25 +63,27 @@ class Ratio(NamedTuple):
         return self.low >= 1 - LEAST_GAIN and self.high <= 1 + LEAST_GAIN
 
 
-def ratio(first: Sequence[Run], second: Sequence[Run], comparisons: int = 1) -> Optional[Ratio]:
+def ratio(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Optional[Ratio]:
     """Return the ratio of two candidates' steps; None without a pair of runs.
 
     Args:
-        first: runs of one candidate.
-        second: runs of the other one.
+        runs: runs of one candidate.
+        base: runs of the other one, by which it is divided.
         comparisons: how many ratios are looked at together.
     """
-    step_by_round = {run.round: run.step for run in second}
-    pairs = [(run.step, step_by_round[run.round]) for run in first if run.round in step_by_round]
-    if not pairs:
+    base_step_by_round = {run.round: run.step for run in base}
+    paired = [run for run in runs if run.round in base_step_by_round]
+    if not paired:
         return None
-    logs = [log(one / other) for one, other in pairs]
+    # Times vary by factors, and the logarithm of a ratio is the negative one of its inverse.
+    logs = [log(run.step / base_step_by_round[run.round]) for run in paired]
     middle = mean(logs)
-    if len(pairs) < LEAST_PAIRS:
-        return Ratio(exp(middle), 0.0, inf, len(pairs))
-    t = students_t(len(pairs) - 1, 1 - MISSED / comparisons)
-    half = t * stdev(logs) / sqrt(len(pairs))
-    return Ratio(exp(middle), exp(middle - half), exp(middle + half), len(pairs))
+    # So few pairs may agree by chance, and their spread would then promise too much.
+    if len(paired) < LEAST_PAIRS:
+        return Ratio(exp(middle), 0.0, inf, len(paired))
+    t = students_t(len(paired) - 1, 1 - MISSED / comparisons)
+    half = t * stdev(logs) / sqrt(len(paired))
+    return Ratio(exp(middle), exp(middle - half), exp(middle + half), len(paired))
 
 
 def students_t(freedom: int, level: float) -> float:
@@ -90,6 +92,7 @@ def students_t(freedom: int, level: float) -> float:
     >>> round(students_t(5, 0.95), 3), round(students_t(10, 0.99), 3)
     (2.571, 3.169)
     """
+    # It is searched by halving an interval, because the probability has no inverse in closed form.
     low, high = 0.0, 1.0
     while _probability(high, freedom) < level:
         high *= 2
@@ -108,9 +111,9 @@ def _probability(t: float, freedom: int) -> float:
     is_odd = freedom % 2
     term = cos(angle) if is_odd else 1.0
     total = 0.0
-    for number in range(1, freedom // 2 + 1):
+    for power in range(1, freedom // 2 + 1):
         total += term
-        term *= cos(angle) ** 2 * (2 * number - 1 + is_odd) / (2 * number + is_odd)
+        term *= cos(angle) ** 2 * (2 * power - 1 + is_odd) / (2 * power + is_odd)
     if is_odd:
         return 2 / pi * (angle + sin(angle) * total)
     return sin(angle) * total

@@ -10,7 +10,7 @@ from ...formatting import table
 from .candidates import AS_IT_IS
 from .ratio import LEAST_PAIRS
 from .run import TRACED
-from .verdict import Row, Verdict
+from .verdict import Verdict
 
 WRITTEN_BY_TUNE = "# written by hier-allreduce tune, which may write it again"
 _LEGEND = (
@@ -22,36 +22,31 @@ _LEGEND = (
 def report(verdict: Verdict) -> str:
     """Return the table, the candidates that are left out, and the verdict as text."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
-    lines += [_line(row, row is verdict.best) for row in verdict.rows]
-    parts = [table(lines), _LEGEND]
+    for row in verdict.rows:
+        if not row.runs:
+            lines.append((row.title, "", "", "", row.fault or row.lost))
+            continue
+        steps = [run.step for run in row.runs]
+        step = f"{_ms(row.step)} ({_ms(min(steps))}–{_ms(max(steps))})"
+        ratio = ""
+        if row.ratio is not None:
+            ends = f"{row.ratio.low:.3f}–{row.ratio.high:.3f}"
+            ratio = f"{row.ratio.middle:.3f} ({'unsure' if row.ratio.is_vague else ends})"
+        mark = "← use this" if row is verdict.best else row.lost
+        lines.append((row.title, step, ratio, str(len(row.runs)), mark))
+    paragraphs = [table(lines), _LEGEND]
     if verdict.cost:
-        parts.append(f"step {TRACED} of {AS_IT_IS}, traced: {verdict.cost}")
-    if verdict.left_out:
-        parts.append("left out:\n" + _reasons(verdict.left_out))
-    parts.append("\n".join(verdict.sentences))
-    return "\n\n".join(parts)
+        paragraphs.append(f"step {TRACED} of {AS_IT_IS}, traced: {verdict.cost}")
 
-
-def _reasons(left_out: Dict[str, str]) -> str:
-    """Return a line for each reason why candidates are left out."""
+    # One reason may leave out many candidates, so that each has one line with their names.
     names_by_reason: Dict[str, List[str]] = {}
-    for name, why in left_out.items():
-        names_by_reason.setdefault(why, []).append(name)
-    return "\n".join(f"  {', '.join(names)}: {why}" for why, names in names_by_reason.items())
-
-
-def _line(row: Row, is_best: bool) -> Sequence[str]:
-    """Return the cells of a candidate."""
-    if not row.runs:
-        return (row.title, "", "", "", row.fault or row.lost)
-    steps = [run.step for run in row.runs]
-    step = f"{_ms(row.step)} ({_ms(min(steps))}–{_ms(max(steps))})"
-    ratio = ""
-    if row.ratio is not None:
-        ends = f"{row.ratio.low:.3f}–{row.ratio.high:.3f}"
-        ratio = f"{row.ratio.middle:.3f} ({'unsure' if row.ratio.is_vague else ends})"
-    mark = "← use this" if is_best else ""
-    return (row.title, step, ratio, str(len(row.runs)), mark or row.lost)
+    for name, reason in verdict.left_out.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    reasons = [f"  {', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
+    if reasons:
+        paragraphs.append("\n".join(["left out:", *reasons]))
+    paragraphs.append("\n".join(verdict.sentences))
+    return "\n\n".join(paragraphs)
 
 
 def _ms(seconds: float) -> str:
@@ -59,9 +54,29 @@ def _ms(seconds: float) -> str:
 
 
 def as_json(verdict: Verdict) -> Dict[str, Any]:
-    """Return the verdict as a JSON object: seconds, ratios, names."""
+    """Return the verdict as a JSON object: seconds, ratios, names.
+
+    A run has the number of its round, and a step's seconds in windows.
+    """
+    candidates: List[Dict[str, Any]] = []
+    for row in verdict.rows:
+        # JSON has no infinite numbers, such as the upper end of an interval of few pairs.
+        ratio = row.ratio if row.ratio and row.ratio.pairs >= LEAST_PAIRS else None
+        candidates.append(
+            {
+                "candidate": row.candidate.name,
+                "peer": bool(row.candidate.peer),
+                "as_it_was": row.candidate.was,
+                "changes": row.candidate.changes,
+                "step": row.step if row.runs else None,
+                "ratio": ratio and ratio._asdict(),
+                "runs": [{"round": run.round, "windows": run.seconds} for run in row.runs],
+                "lost": row.lost,
+                "fault": row.fault,
+            }
+        )
     return {
-        "candidates": [_as_object(row) for row in verdict.rows],
+        "candidates": candidates,
         "left_out": verdict.left_out,
         "best": verdict.best and verdict.best.candidate.name,
         "sentences": verdict.sentences,
@@ -69,29 +84,11 @@ def as_json(verdict: Verdict) -> Dict[str, Any]:
     }
 
 
-def _as_object(row: Row) -> Dict[str, Any]:
-    """Return a row: its runs have the number of the round and a step's seconds in windows."""
-    candidate = row.candidate
-    ratio = None
-    if row.ratio is not None and row.ratio.pairs >= LEAST_PAIRS:  # JSON has no infinite ends
-        ratio = row.ratio._asdict()
-    return {
-        "candidate": candidate.name,
-        "peer": bool(candidate.peer),
-        "as_it_was": candidate.was,
-        "changes": candidate.changes,
-        "step": row.step if row.runs else None,
-        "ratio": ratio,
-        "runs": [{"round": run.round, "windows": run.seconds} for run in row.runs],
-        "lost": row.lost,
-        "fault": row.fault,
-    }
-
-
 def as_yaml(verdict: Verdict, kept: Dict[str, Any]) -> str:
     """Return the best candidate's strategy, with ``kept`` fields, and the table as comments."""
     changes = verdict.best.candidate.changes if verdict.best else {}
-    given = {name: value for name, value in changes.items() if value is not None}
+    # None is the default of a field, and a file says no more than it must.
+    given = {field: choice for field, choice in changes.items() if choice is not None}
     comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(verdict).splitlines())]
-    values = yaml.safe_dump({**kept, **given}, sort_keys=False)
-    return "\n".join([*comments, values])
+    fields = yaml.safe_dump({**kept, **given}, sort_keys=False)
+    return "\n".join([*comments, fields])

@@ -100,8 +100,9 @@ class Rounds:
         """
         runner = self._runner
         pace = self._first_run()
-        others, self.left_out = candidates_for(self.facts, self._strategies, self._only)
-        candidates = others if self.runs[0].fault else [Candidate(), *others]
+        candidates, self.left_out = candidates_for(self.facts, self._strategies, self._only)
+        if not self.runs[0].fault:
+            candidates = [Candidate(), *candidates]
         enough = min(pace.affordable(runner.left()), len(candidates))
         self._announce(pace, candidates, enough)
 
@@ -115,7 +116,8 @@ class Rounds:
                 self.left_out[candidate.name] = (
                     f"no time: --minutes {_minutes_for(pace, candidates)} would do"
                 )
-            elif self._always_hangs():
+            elif len(self.runs) >= MOST_HANGS and all(run.has_hung for run in self.runs):
+                # Each hang takes the whole patience, so that a few of them are enough.
                 self.left_out[candidate.name] = f"the program hangs with {MOST_HANGS} others"
             elif self._run(candidate, seconds, 1):
                 healthy.append(candidate)
@@ -129,47 +131,53 @@ class Rounds:
             seconds = pace.steps(to_come, runner.left())
             order = healthy if round % 2 else healthy[::-1]
             healthy = [candidate for candidate in order if self._run(candidate, seconds, round)]
+            # The next round begins from the same order, though this one may have been reversed.
             healthy.sort(key=candidates.index)
 
     def _first_run(self) -> Pace:
         """Run the program as it is, and return how long it takes; its facts tell the candidates."""
-        first = self._runner.run(Candidate(), 0.0, 0, self._strategies)
+        first_run = self._runner.run(Candidate(), 0.0, 0, self._strategies)
         program = " ".join(self._runner.command)
-        if first is None:
+        if first_run is None:
             raise NothingMeasured(
                 f"{program}: the time was over before step {LEAST}: more --minutes"
             )
-        self.facts = first.facts
+        self.facts = first_run.facts
         is_built = self.facts.towers > 0
-        if first.fault.startswith("ended"):
+        # A program that has ended too early is sound, so that its user is told what to change.
+        if first_run.fault.startswith("ended"):
             advice = "let it train longer" if is_built else "it built no all-reduce of this package"
-            raise NothingMeasured(f"{program} {first.fault}: {advice}")
+            raise NothingMeasured(f"{program} {first_run.fault}: {advice}")
         if not is_built:
-            raise NothingMeasured(f"{program} {first.fault or first.lost}; see {first.output}")
-        self.runs.append(first)
-        if first.fault:
-            return Pace(1.0, 0.0)  # nothing is known of a program that hangs
-        # the others start as the first one did, and a hang must not take all the time
-        usual = round(max(self._runner.patience, SLOWEST_START * first.overhead))
+            fault = first_run.fault or first_run.lost
+            raise NothingMeasured(f"{program} {fault}; see {first_run.output}")
+        self.runs.append(first_run)
+        if first_run.fault:
+            # Nothing is known of the pace of a program that hangs.
+            return Pace(1.0, 0.0)
+        # The others start as the first one did, and a hang must not take all the time.
+        usual = round(max(self._runner.patience, SLOWEST_START * first_run.overhead))
         self._runner.start_patience = min(self._runner.start_patience, usual)
-        return Pace(first.overhead, LEAST * first.step if first.seconds else 0.0)
+        least = LEAST * first_run.step if first_run.seconds else 0.0
+        return Pace(first_run.overhead, least)
 
     def _announce(self, pace: Pace, candidates: Sequence[Candidate], enough: int) -> None:
         """Tell the user which program is which, and for how many of them there is time."""
-        first = self.runs[0]
+        fault = self.runs[0].fault
         was = [candidate.name for candidate in candidates if candidate.was]
         before = f"; as it was, it used {was[0]}, if it chose nothing else" if was else ""
         self._progress.say(f"{AS_IT_IS.capitalize()} uses hier_allreduce{before}.")
-        if first.fault:
-            self._progress.say(f"{AS_IT_IS.capitalize()} {first.fault}.")
+        # Without a pace nothing can be said about the time.
+        if fault:
+            self._progress.say(f"{AS_IT_IS.capitalize()} {fault}.")
             return
-        names = ", ".join(candidate.name for candidate in candidates[:enough])
+        listed = ", ".join(candidate.name for candidate in candidates[:enough])
         more = ""
         if enough < len(candidates):
             more = f" --minutes {_minutes_for(pace, candidates)} would do for {len(candidates)}."
         self._progress.say(
             f"A start takes {pace.start:.0f} s. The time is enough for {LEAST_PAIRS} or more runs"
-            f" of each of {enough}: {names}.{more} Ctrl-C prints the table so far."
+            f" of each of {enough}: {listed}.{more} Ctrl-C prints the table so far."
         )
 
     def _run(self, candidate: Candidate, seconds: float, round: int) -> bool:
@@ -179,11 +187,8 @@ class Rounds:
             self.runs.append(run)
         elif round == 1:
             self.left_out[candidate.name] = "the time was over"
+        # A candidate that has failed once gets no other run, because its row would have no mean.
         return run is not None and not run.fault
-
-    def _always_hangs(self) -> bool:
-        """Return whether all runs have hung, and enough of them."""
-        return all(run.has_hung for run in self.runs) and len(self.runs) >= MOST_HANGS
 
 
 def _minutes_for(pace: Pace, candidates: Sequence[Candidate]) -> int:

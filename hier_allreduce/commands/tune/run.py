@@ -71,10 +71,10 @@ class _Clock:
     def __init__(self, path: Path):
         self.path = path
         self.begun = time.monotonic()
-        self.first = 0.0  # seconds until the first step
-        self.last = self.begun  # the moment of the newest step
+        self.start = 0.0  # seconds until the first step
+        self.newest = self.begun  # the moment of the newest step
         self.steps = 0
-        self._ahead = time.time() - self.begun  # of the monotonic clock
+        self._ahead = time.time() - self.begun  # the wall clock's lead over the monotonic one
 
     def lines(self) -> List[str]:
         """Return a line for each step; one that is still being written is left out."""
@@ -87,8 +87,8 @@ class _Clock:
         steps = len(self.lines())
         if steps == self.steps:
             return
-        self.last = time.monotonic()
-        self.first = self.first or self.last - self.begun
+        self.newest = time.monotonic()
+        self.start = self.start or self.newest - self.begun
         self.steps = steps
 
     def windows(self) -> List[float]:
@@ -98,12 +98,14 @@ class _Clock:
             ValueError: the times cannot be read.
         """
         times = [float(line) for line in self.lines()]
+        # The steps have the wall clock's time, which somebody may set in the middle of a run.
         if abs(time.time() - time.monotonic() - self._ahead) > CLOCK_SET:
             raise ValueError("the system's clock was set")
         seconds = []
         for start in range(LEFT_OUT, len(times) - WINDOW, WINDOW):
             seconds.append((times[start + WINDOW] - times[start]) / WINDOW)
-        if not all(0 < step < float("inf") for step in seconds):  # not of NaN either
+        # NaN fails every comparison, so that it is refused here too.
+        if not all(0 < step < float("inf") for step in seconds):
             raise ValueError("times do not rise")
         return seconds
 
@@ -125,9 +127,9 @@ class Runner:
         Args:
             command: the program and its arguments.
             patience: seconds without a step, after which a program hangs.
-            start_patience: the same before the first step; it may change between runs.
-            seconds: until the deadline of all runs.
-            folder: for the programs' outputs.
+            start_patience: seconds before the first step, likewise; they may change between runs.
+            seconds: the time until the deadline of all runs.
+            folder: where the outputs of the programs go.
             progress: tells the user how far it is.
         """
         self.command = list(command)
@@ -136,9 +138,9 @@ class Runner:
         self.start_patience = start_patience
         self._folder = folder
         self._progress = progress
-        self._number = 0
+        self._started_runs = 0
         self._strangers = adopt_orphans()
-        # a folder on PYTHONPATH: Python runs the file of this name at its start
+        # Python runs a file of this name at its start if the folder is on PYTHONPATH.
         self._observer = folder / "observer"
         self._observer.mkdir()
         shutil.copy(observer.__file__, self._observer / "sitecustomize.py")
@@ -158,7 +160,7 @@ class Runner:
 
         Args:
             candidate: its all-reduce.
-            seconds: from the first step on; a run has at least 31 steps.
+            seconds: the time from the first step on; a run has at least 31 steps.
             round: the number of the round.
             strategies: changes of other candidates, whose plans the facts are to have.
 
@@ -167,16 +169,16 @@ class Runner:
                 the PYTHONPATH of ``tune`` out.
             OSError: the program cannot be started.
         """
-        self._number += 1
-        name = self._folder / f"{self._number}-{candidate.name.replace(' ', '-')}"
-        clock = _Clock(name.with_suffix(".clock"))
-        output = name.with_suffix(".log")
+        self._started_runs += 1
+        stem = self._folder / f"{self._started_runs}-{candidate.name.replace(' ', '-')}"
+        clock = _Clock(stem.with_suffix(".clock"))
+        output = stem.with_suffix(".log")
+        # A trace slows its step down, so that only the first run has one, which counts in no ratio.
         traced = 0 if round else TRACED
         told = (candidate.peer, candidate.changes, str(clock.path), strategies or {}, traced)
-        request = Request(*told)
-        process = self._started(request.text, output)
+        process = self._started(Request(*told), output)
         try:
-            fault = self._wait(process, clock, seconds, candidate.name)
+            fault = self._wait(process, clock, seconds, candidate)
         finally:
             end(process, self._strangers)
         if fault is None:
@@ -184,6 +186,7 @@ class Runner:
         took = time.monotonic() - clock.begun
         facts = ProgramFacts.read(str(clock.path))
         run = Run(candidate, [], round, output, facts=facts, overhead=took)
+        # A program may fail before any Python starts, but one that hangs or ends should have one.
         if fault and not fault.startswith("failed") and not observer.has_begun(str(clock.path)):
             raise faults.NothingMeasured(
                 f"{' '.join(self.command)} {fault}: no Python in it has the PYTHONPATH that tune"
@@ -196,15 +199,16 @@ class Runner:
             windows = clock.windows()
         except ValueError as error:
             return run._replace(lost=f"the times cannot be read: {error}")
-        overhead = max(0.0, took - (clock.last - clock.begun - clock.first))
+        overhead = max(0.0, took - (clock.newest - clock.begun - clock.start))
         return run._replace(seconds=windows, overhead=overhead)
 
-    def _started(self, setting: str, output: Path) -> Any:
+    def _started(self, request: Request, output: Path) -> Any:
         """Start the program in a process group of its own."""
+        # The observer's folder is before the user's, because Python takes the first sitecustomize.
         paths = [str(self._observer), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
-            observer.VARIABLE: setting,
+            observer.VARIABLE: request.text,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
         with output.open("wb") as log:
@@ -217,52 +221,39 @@ class Runner:
                 stderr=log,
             )
 
-    def _wait(self, process: Any, clock: _Clock, seconds: float, name: str) -> Optional[str]:
-        """Wait until a run has enough steps; return its fault, or "", or None if time is up."""
-        while True:
-            status = process.poll()  # before the clock: a program that has ended writes no more
-            clock.look()
-            now = time.monotonic()
-            self._show(clock, now, name)
-            if clock.steps >= LEAST:
-                is_long = now - clock.begun - clock.first > seconds
-                if is_long or status is not None or clock.steps >= MOST or now > self.deadline:
-                    return ""
-            if status is not None:
-                return _early_end(status, clock.steps)
-            if now > self.deadline:
-                return None
-            fault = self._hang(clock, now)
-            if fault:
-                return fault
-            time.sleep(0.1)
-
-    def _hang(self, clock: _Clock, now: float) -> str:
-        """Return how a run hangs; an empty text if it does not.
+    def _wait(
+        self, process: Any, clock: _Clock, seconds: float, candidate: Candidate
+    ) -> Optional[str]:
+        """Wait until a run has enough steps; return its fault, or "", or None if time is up.
 
         Raises:
             NothingMeasured: as :meth:`run`.
         """
-        waited = now - clock.last
-        if not clock.steps:
-            observer.check(str(clock.path), self.start_patience)
-        allowed = self.patience if clock.steps else self.start_patience
-        if waited <= allowed:
-            return ""
-        after = f"after step {clock.steps}" if clock.steps else "at all"
-        return f"hung: no step {after} for {duration(allowed, 4)}, killed"
-
-    def _show(self, clock: _Clock, now: float, name: str) -> None:
-        """Tell the user which step of which run it is."""
-        waits = now - clock.begun
-        text = f"step {clock.steps}" if clock.steps else f"no step yet for {waits:.0f} s"
-        self._progress.show(f"{name}: {text}")
-
-
-def _early_end(status: int, steps: int) -> str:
-    """Return the fault of a program that has ended before it made enough steps."""
-    if status == 0:
-        return f"ended after {count(steps, 'step')}, {LEAST} are needed"
-    by = f"status {status}" if status > 0 else signal.Signals(-status).name
-    when = f"after {count(steps, 'step')}" if steps else "before its first step"
-    return f"failed: {by} {when}"
+        while True:
+            # The process is asked before the clock, because one that has ended writes no more.
+            status = process.poll()
+            clock.look()
+            now = time.monotonic()
+            waited = now - clock.begun
+            step = f"step {clock.steps}" if clock.steps else f"no step yet for {waited:.0f} s"
+            self._progress.show(f"{candidate.name}: {step}")
+            if clock.steps >= LEAST:
+                is_long = now - clock.begun - clock.start > seconds
+                if is_long or status is not None or clock.steps >= MOST or now > self.deadline:
+                    return ""
+            if status == 0:
+                return f"ended after {count(clock.steps, 'step')}, {LEAST} are needed"
+            if status is not None:
+                by = f"status {status}" if status > 0 else signal.Signals(-status).name
+                after = f"after {count(clock.steps, 'step')}"
+                return f"failed: {by} {after if clock.steps else 'before its first step'}"
+            if now > self.deadline:
+                return None
+            # A program without ours never makes a step that the clock sees, and would seem to hang.
+            if not clock.steps:
+                observer.check(str(clock.path), self.start_patience)
+            allowed = self.patience if clock.steps else self.start_patience
+            if now - clock.newest > allowed:
+                after = f"after step {clock.steps}" if clock.steps else "at all"
+                return f"hung: no step {after} for {duration(allowed, 4)}, killed"
+            time.sleep(0.1)

@@ -15,11 +15,11 @@ from ...compat import tf1
 from ...errors import AuditError
 
 
-def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
-    """Trace the step with a number, counted from 1, when the program makes it.
+def trace_step(step: int, clock: Path, tell: Callable[[str], None]) -> None:
+    """Trace one of the program's steps when the program makes it.
 
     Args:
-        number: of the step.
+        step: its number, counted from 1.
         clock: the file that gets a line at every step.
         tell: gets the step's cost in a line.
     """
@@ -32,23 +32,26 @@ def trace_step(number: int, clock: Path, tell: Callable[[str], None]) -> None:
         options: Optional[Any] = None,
         run_metadata: Optional[Any] = None,
     ) -> Any:
+        # The lines of the clock are counted, because a program runs more than its steps.
         made = clock.read_bytes().count(b"\n") if clock.exists() else 0
-        if made >= number:
+        if made >= step:
             tf1.Session.run = run
         # TensorFlow traces one run at a time, and other threads fill queues while a step runs.
         may_be_step = threading.current_thread() is threading.main_thread()
-        if made != number - 1 or not may_be_step:
+        if made != step - 1 or not may_be_step:
             return run(session, fetches, feed_dict, options, run_metadata)
+        # The program's own options are copied, because it may use them again without a trace.
         with_trace = tf1.RunOptions()
         with_trace.CopyFrom(options or with_trace)
         with_trace.trace_level = tf1.RunOptions.FULL_TRACE
         metadata = tf1.RunMetadata() if run_metadata is None else run_metadata
-        values = run(session, fetches, feed_dict, with_trace, metadata)
-        # not imported before, because this module is loaded while the all-reduce is being imported
+        fetched = run(session, fetches, feed_dict, with_trace, metadata)
+        # It is not imported before, because this module loads while the all-reduce is imported.
         from ...auditing import cost
 
-        with contextlib.suppress(AuditError):  # another run, such as one that fills a queue
+        # The run may be none of a step, because a program may fill a queue before its first one.
+        with contextlib.suppress(AuditError):
             tell(cost(metadata, session.graph).summary)
-        return values
+        return fetched
 
     tf1.Session.run = traced_run

@@ -43,11 +43,11 @@ class Verdict(NamedTuple):
     """What all runs tell.
 
     Attributes:
-        rows: of all candidates.
+        rows: one for each candidate.
         best: the row to use instead of the program as it is.
         sentences: what to do, and how each row compares.
         left_out: why candidates have no run, by their names.
-        cost: what the tenth step of the program as it is cost, in a line; empty if it has no trace.
+        cost: the cost of the tenth step of the program as it is, in a line; empty without a trace.
     """
 
     rows: List[Row]
@@ -59,7 +59,28 @@ class Verdict(NamedTuple):
 
 def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> Verdict:
     """Return the verdict on the runs of all candidates."""
-    rows = _compared(_rows(runs))
+    runs_by_name: Dict[str, List[Run]] = {}
+    for run in runs:
+        runs_by_name.setdefault(run.candidate.name, []).append(run)
+    rows = []
+    for all_runs in runs_by_name.values():
+        # The first run of all had nobody beside it, so that it counts if there is no other.
+        counted = [run for run in all_runs if run.round] or all_runs
+        # One fault excludes a candidate, because a program that hangs now and then is of no use.
+        fault = next((run.fault for run in counted if run.fault), "")
+        lost = next((run.lost for run in counted if run.lost), "")
+        good = [run for run in counted if run.seconds and not fault]
+        rows.append(Row(counted[0].candidate, good, lost, fault))
+
+    measured = [row for row in rows if row.runs]
+    for index, row in enumerate(rows):
+        if row in measured[1:]:
+            base = measured[0].runs
+            # A run without a partner counts in no ratio, and so in no mean beside it.
+            rounds = [run.round for run in base]
+            paired = [run for run in row.runs if run.round in rounds]
+            compared = ratio(paired, base, len(measured) - 1)
+            rows[index] = row._replace(runs=paired or row.runs, ratio=compared)
     best, sentences = _conclusion([row for row in rows if row.runs])
     cost = next((run.facts.cost for run in runs if run.facts.cost), "")
     return Verdict(rows, best, sentences, left_out or {}, cost)
@@ -71,65 +92,25 @@ def _conclusion(measured: Sequence[Row]) -> Tuple[Optional[Row], List[str]]:
         return None, ["nothing was measured"]
     if len(measured) == 1:
         return None, [f"nothing to compare: only {measured[0].title} was measured"]
-    base, others = measured[0], measured[1:]
-    best = _best(others)
-    sentences = [_beside(row, base) for row in others]
+    base, compared = measured[0], measured[1:]
+    sentences = [_beside(row, base) for row in compared]
+    faster = [row for row in compared if row.ratio and row.ratio.is_faster]
+    best = min(faster, key=lambda row: row.step, default=None)
     if not base.candidate.is_as_it_is:
+        # The program as it is has failed, so that any row with runs is better, even the base.
         best = best or base
-        sentences.insert(0, f"use {best.title}: {AS_IT_IS} was not measured")
-    elif best is not None:
-        sentences.insert(0, f"use {best.title}, and not {AS_IT_IS}")
-    else:
-        sentences.insert(0, f"keep {AS_IT_IS}: {_why_keep(others)}")
-    return best, sentences
+        return best, [f"use {best.title}: {AS_IT_IS} was not measured", *sentences]
+    if best is not None:
+        return best, [f"use {best.title}, and not {AS_IT_IS}", *sentences]
 
-
-def _rows(runs: Sequence[Run]) -> List[Row]:
-    """Return a row for each candidate, in the order of their first runs."""
-    runs_by_name: Dict[str, List[Run]] = {}
-    for run in runs:
-        runs_by_name.setdefault(run.candidate.name, []).append(run)
-    rows = []
-    for same in runs_by_name.values():
-        # the first run of all had nobody beside it, so it counts if there is no other
-        same = [run for run in same if run.round] or same
-        fault = next((run.fault for run in same if run.fault), "")
-        lost = next((run.lost for run in same if run.lost), "")
-        good = [run for run in same if run.seconds and not fault]
-        rows.append(Row(same[0].candidate, good, lost, fault))
-    return rows
-
-
-def _compared(rows: Sequence[Row]) -> List[Row]:
-    """Return the rows with their ratios to the first one that has runs."""
-    measured = [row for row in rows if row.runs]
-    compared = []
-    for row in rows:
-        if row in measured[1:]:
-            base = measured[0].runs
-            # a run without a partner counts in no ratio, and so in no mean beside it
-            rounds = [run.round for run in base]
-            pairs = [run for run in row.runs if run.round in rounds]
-            compared_with_base = ratio(pairs, base, len(measured) - 1)
-            row = row._replace(runs=pairs or row.runs, ratio=compared_with_base)
-        compared.append(row)
-    return compared
-
-
-def _best(others: Sequence[Row]) -> Optional[Row]:
-    """Return the fastest of those that are certainly faster."""
-    faster = [row for row in others if row.ratio and row.ratio.is_faster]
-    return min(faster, key=lambda row: row.step, default=None)
-
-
-def _why_keep(others: Sequence[Row]) -> str:
-    """Return why a program stays as it is."""
-    ratios = [row.ratio for row in others if row.ratio]
-    if all(each.pairs < LEAST_PAIRS for each in ratios):
-        return f"nothing is certain with fewer than {LEAST_PAIRS} pairs of runs; more --minutes"
-    if all(each.is_slower or each.is_equal for each in ratios):
-        return "no other one is faster"
-    return "no other one is certainly faster; fewer other programs or more --minutes may tell"
+    # To keep a program is advice only where it is certain; otherwise time or quiet may still tell.
+    ratios = [row.ratio for row in compared if row.ratio]
+    why = "no other one is certainly faster; fewer other programs or more --minutes may tell"
+    if all(ratio.pairs < LEAST_PAIRS for ratio in ratios):
+        why = f"nothing is certain with fewer than {LEAST_PAIRS} pairs of runs; more --minutes"
+    elif all(ratio.is_slower or ratio.is_equal for ratio in ratios):
+        why = "no other one is faster"
+    return None, [f"keep {AS_IT_IS}: {why}", *sentences]
 
 
 def _beside(row: Row, base: Row) -> str:
@@ -139,6 +120,7 @@ def _beside(row: Row, base: Row) -> str:
         return f"{row.title} has no run in a round of {base.title}"
     low, middle, high = (100 * (end - 1) for end in (beside.low, beside.middle, beside.high))
     between = "unsure" if beside.is_vague else f"{low:+.1f}% to {high:+.1f}% time a step"
+    # A wide interval still has one end that is certain, and only that end is said.
     if beside.is_faster:
         ends = f"{-high:.1f}% or more" if beside.is_vague else f"{-high:.1f}% to {-low:.1f}%"
         return f"{row.title} takes {-middle:.0f}% less time a step ({ends}) than {base.title}"
