@@ -69,16 +69,13 @@ class Reads:
             reads = self.of(var)
             outside = [op for op in reads if op._get_control_flow_context() is None]
             # Ops that take the handle wait, because each leads to all writes in what it enters.
-            entrances = [op for op in _handle(self._graph, var).consumers() if op in added]
-            for op in entrances:
-                if op.type not in _READS:
-                    _wait(op, outside)
+            users = _handle(self._graph, var).consumers()
+            _wait([op for op in users if op in added and op.type not in _READS], outside)
             # Reads in the branch that is being built hold only the writes in the same branch.
             if here is not None:
                 inside = [op for op in reads if op not in outside]
-                for op in writers_of(var, added):
-                    if op._get_control_flow_context() is here:
-                        _wait(op, inside)
+                writers = writers_of(var, added)
+                _wait([op for op in writers if op._get_control_flow_context() is here], inside)
 
     def new_value(self, var: Any, device: Any, added: Set[Any], ends: Sequence[Any]) -> Any:
         """Return the value of ``var`` once the ``added`` ops have written it.
@@ -106,9 +103,10 @@ class Reads:
             return var.assign(value, read_value=False)
 
 
-def _wait(op: Any, reads: Iterable[Any]) -> None:
-    for read in reads:
-        add_control_edge(read, op)
+def _wait(ops: Iterable[Any], reads: Sequence[Any]) -> None:
+    for op in ops:
+        for read in reads:
+            add_control_edge(read, op)
 
 
 def uses_of(var: Any, added: Set[Any]) -> List[Any]:
