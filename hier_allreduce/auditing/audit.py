@@ -11,7 +11,8 @@ from ..formatting import amount, count, table
 from ..graph.record import AllReduce, recorded_graphs, recorded_in
 from .executed import OTHER_HOSTS, ExecutedStep, Traffic
 
-_LISTED = 5  # tensors or updates that an error message lists
+# An error message lists that many tensors or updates, because a model may have hundreds.
+_LISTED = 5
 _FETCH = (
     "fetch the results of all towers and variables: TensorFlow executes nothing else; and build"
     " tower k's gradients under tf.device(devices[k]): one that is on its main already is not"
@@ -26,8 +27,6 @@ _KERNEL = (
     " Strategy(sparse='dense') if the gradient is sparse, or another optimizer; with"
     " allow_soft_placement=False TensorFlow names the kernel that is missing"
 )
-
-
 _CONSTANT = "its gradients are constants: TensorFlow has added them up before the step"
 
 
@@ -57,17 +56,17 @@ class Audited(NamedTuple):
     def __str__(self) -> str:
         built = self.all_reduce
         left_out = f" and {self.unneeded} not needed" if self.unneeded else ""
-        facts = [built.algorithm, count(len(built.tensors), "chunk")]
-        facts.append(f"{sum(self.copies.values())} copies{left_out}")
+        findings = [built.algorithm, count(len(built.tensors), "chunk")]
+        findings.append(f"{sum(self.copies.values())} copies{left_out}")
         for dtype, size in sorted(self.bytes.items()):
-            facts.append(f"{amount(size)} in {dtype}")
+            findings.append(f"{amount(size)} in {dtype}")
         if self.row_bytes:
-            facts.append(f"≤ {amount(self.row_bytes)} of rows")
+            findings.append(f"≤ {amount(self.row_bytes)} of rows")
         if self.unknown:
-            facts.append(f"{count(self.unknown, 'tensor')} of unknown size")
+            findings.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
-            facts.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
-        return f"{built.scope}: {', '.join(facts)}, planned = executed"
+            findings.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
+        return f"{built.scope}: {', '.join(findings)}, planned = executed"
 
 
 class Audit(NamedTuple):
@@ -88,20 +87,17 @@ class Audit(NamedTuple):
 
     def __str__(self) -> str:
         lines = ["copies between the devices, from row to column"]
+        # All-reduces over the same devices share a table, because their copies share the links.
         for devices in dict.fromkeys(audited.all_reduce.devices for audited in self.calls):
             calls = [audited for audited in self.calls if audited.all_reduce.devices == devices]
-            lines += _table(devices, Audit(tuple(calls)).copies)
+            copies = Audit(tuple(calls)).copies
+            towers = range(len(devices))
+            cells: List[List[object]] = [["", *towers]]
+            for src in towers:
+                counts = [copies[src, dst] or "." for dst in towers]
+                cells.append([f"{src}  {devices[src]}", *counts])
+            lines += [table(cells, all_right=True), f"total {sum(copies.values())}"]
         return "\n".join([*lines, *map(str, self.calls), *map(": ".join, self.skipped)])
-
-
-def _table(devices: Sequence[Any], copies: Counter) -> List[str]:
-    """Return a K×K table of copies, and their number."""
-    towers = range(len(devices))
-    rows: List[List[object]] = [["", *towers]]
-    for src in towers:
-        cells = [copies[src, dst] or "." for dst in towers]
-        rows.append([f"{src}  {devices[src]}", *cells])
-    return [table(rows, all_right=True), f"total {sum(copies.values())}"]
 
 
 def audit(step: Any, graph: Optional[Any] = None) -> Audit:
@@ -147,6 +143,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             f"the {type(step).__name__} has no partition graphs; run the step with"
             " options=tf.compat.v1.RunOptions(output_partition_graphs=True), run_metadata=…"
         )
+    # Without this check a wrong graph would look like a step without all-reduces.
     if not recorded_in(graph):
         raise AuditError(
             f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for"
@@ -177,7 +174,7 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
         raise AuditError(
             f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
         )
-    # copies are missing: some of them nobody needs
+    # What nobody needs is found only where copies are missing, because that takes a while.
     if any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics):
         executed.find_unneeded()
     calls = [_audited(built, traffics, executed) for built, traffics in ran]
@@ -188,9 +185,12 @@ def _reason_to_skip(
     built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep, graph: Any
 ) -> str:
     """Return why an all-reduce cannot be audited; empty if it can."""
-    if _in_control_flow(built, graph):
-        # partition graphs do not show which branch was taken, or how often
-        return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
+    # TensorFlow 1 has the branches of a cond or while_loop in the same graph, and partition graphs
+    # do not show which branch was taken, or how often.
+    ops = [op for op in graph.get_operations() if op.name.startswith(built.scope)]
+    for context in [op._get_control_flow_context() for op in ops]:
+        if context and (context.IsCondContext() or context.IsWhileContext()):
+            return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
     is_planned = any(traffic.planned for traffic in traffics)
     has_run = any(traffic.ran or traffic.executed for traffic in traffics)
     if has_run or not is_planned:
@@ -204,12 +204,13 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     They are those of the function with most all-reduces. It must not have run before ``step``,
     because TensorFlow tells only once which nodes it executes.
     """
-    before = recorded_graphs()
-    known = set(map(id, before))
+    graphs_before = recorded_graphs()
+    ids_before = set(map(id, graphs_before))
     with collected_graphs() as functions:
         step()
-    new = [graph for graph in recorded_graphs() if id(graph) not in known]
-    for graph in sorted(new, key=lambda graph: -len(recorded_in(graph))):
+    new_graphs = [graph for graph in recorded_graphs() if id(graph) not in ids_before]
+    # The training step has most all-reduces, because others only add up metrics.
+    for graph in sorted(new_graphs, key=lambda graph: -len(recorded_in(graph))):
         scope = recorded_in(graph)[0].scope
         for function in functions:
             prefix = _prefix_of(scope, function.partition_graphs)
@@ -224,24 +225,13 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
 
 def _prefix_of(scope: str, partitions: Sequence[Any]) -> Optional[str]:
     """Return the text before a name scope in a function's partitions; None if it is not there."""
-    for part in partitions:
-        for node in part.node:
-            prefix, found, _ = node.name.partition(scope)
-            if found and (not prefix or prefix.endswith("/")):
+    for partition in partitions:
+        for node in partition.node:
+            prefix, is_there, _ = node.name.partition(scope)
+            # The prefix ends a level, because a scope may be the end of a longer name.
+            if is_there and (not prefix or prefix.endswith("/")):
                 return str(prefix)
     return None
-
-
-def _in_control_flow(built: AllReduce, graph: Any) -> bool:
-    """Return whether its ops are in a cond or while_loop of TensorFlow 1.
-
-    The branches of these are in the same graph.
-    """
-    ops = [op for op in graph.get_operations() if op.name.startswith(built.scope)]
-    contexts = [op._get_control_flow_context() for op in ops]
-    return any(
-        context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts
-    )
 
 
 def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> Audited:
@@ -250,10 +240,14 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
     Raises:
         AuditError: copies are missing or too many, or an update left its tower.
     """
+    # Copies come first, because a device that does not exist moves copies and updates.
     _check_copies(built, traffics, executed)
-    _check_updates(built, executed)
+    moved = list(executed.moved_updates(built))
+    if moved:
+        title = f"{built.scope}: an update left its tower"
+        raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
     copies: Counter = Counter()
-    bytes_by_dtype: Counter = Counter()
+    dtype_to_bytes: Counter = Counter()
     row_bytes = unknown = collectives = unneeded = 0
     for traffic in traffics:
         has_crossed = any(traffic.executed.values())
@@ -262,22 +256,14 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
         elif traffic.tensor.is_rows:
             row_bytes += sum(traffic.bytes_by_dtype().values())
         else:
-            bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
+            dtype_to_bytes.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
         unneeded += sum(traffic.unneeded.values())
         for (src, dst), times in traffic.executed.items():
             if dst == OTHER_HOSTS:
                 collectives += times
             else:
                 copies[src, dst] += times
-    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, unneeded)
-
-
-def _check_updates(built: AllReduce, executed: ExecutedStep) -> None:
-    """Raise an AuditError that lists the updates that left their tower."""
-    moved = list(executed.moved_updates(built))
-    if moved:
-        title = f"{built.scope}: an update left its tower"
-        raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
+    return Audited(built, copies, dtype_to_bytes, row_bytes, unknown, collectives, unneeded)
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:
@@ -287,12 +273,21 @@ def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Execu
     for traffic in traffics:
         missing = traffic.planned - traffic.executed - traffic.unneeded
         extra = traffic.executed - traffic.planned
+        if not missing and not extra:
+            continue
+        faults_of_tensor = [f"missing {_arrows(missing)}"] if missing else []
         if extra:
             advice = _PLACE
-        if missing or extra:
-            faults.append(_fault(traffic, missing, extra))
+            sources = sorted(set().union(*(traffic.sources[pair] for pair in extra)))
+            listed = ", ".join(map(repr, sources))
+            faults_of_tensor.append(f"not planned {_arrows(extra)} (of {listed})")
+        variable, *more_variables = traffic.tensor.variables
+        more = f" and {len(more_variables)} more" if more_variables else ""
+        tensor = f"{traffic.tensor.name} (variable {variable!r}{more})"
+        faults.append(f"{tensor}: {', '.join(faults_of_tensor)}")
     if not faults:
         return
+    # Where nothing ran on a tower, its device explains all faults.
     idle = executed.idle(built)
     if idle:
         advice = (
@@ -306,21 +301,10 @@ def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Execu
     raise AuditError("\n".join([title, *_first_ones(faults, "chunks"), advice]))
 
 
-def _fault(traffic: Traffic, missing: Counter, extra: Counter) -> str:
-    """Return a line about the copies of one tensor that are missing or too many."""
-    parts = [f"missing {_arrows(missing)}"] if missing else []
-    if extra:
-        sources = sorted(set().union(*(traffic.sources[pair] for pair in extra)))
-        parts.append(f"not planned {_arrows(extra)} (of {', '.join(map(repr, sources))})")
-    first, *others = traffic.tensor.variables
-    more = f" and {len(others)} more" if others else ""
-    return f"{traffic.tensor.name} (variable {first!r}{more}): {', '.join(parts)}"
-
-
 def _first_ones(lines: Sequence[str], noun: str) -> List[str]:
-    """Return the lines that a message lists, and the number of the others."""
-    others = len(lines) - _LISTED
-    return [*lines[:_LISTED], *([f"and {others} more {noun}"] if others > 0 else [])]
+    """Return the lines that a message lists, and the number of those that it leaves out."""
+    left_out = len(lines) - _LISTED
+    return [*lines[:_LISTED], *([f"and {left_out} more {noun}"] if left_out > 0 else [])]
 
 
 def _arrows(pairs: Counter) -> str:

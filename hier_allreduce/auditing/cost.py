@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
-from typing import Any, DefaultDict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, DefaultDict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..compat import tf1
 from ..errors import AuditError
@@ -24,7 +24,7 @@ from .remedy import place_of, remedy_for
 from .trace import Trace
 from .traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE, TracedStep
 
-# what follows the pass, in the words of the summary
+# What follows the pass, in the words of the summary.
 _WORDS = {
     UPDATE: "updates",
     COPIES: "waiting for copies",
@@ -33,7 +33,8 @@ _WORDS = {
     PACK: "packing",
     PASS: "other kernels",
 }
-_SEEN = 0.05  # ms; what is shorter is left out of the summary
+# The summary leaves out what takes fewer ms, because it prints one digit.
+_SEEN = 0.05
 
 
 class Cost(NamedTuple):
@@ -66,18 +67,65 @@ class Cost(NamedTuple):
     @property
     def summary(self) -> str:
         """The step in one line, as its last tower sees it, and the remedy."""
-        line = "; ".join(self._words())
+        last_tower = self.last
+        clauses = [f"step {self.step:.1f} ms"]
+        longest_first = sorted(last_tower.after.items(), key=lambda kind_and_ms: -kind_and_ms[1])
+        long = [f"{_WORDS[kind]} {ms:.1f}" for kind, ms in longest_first if ms >= _SEEN]
+        after = f"after the pass {last_tower.end - last_tower.pass_end:.1f} ms"
+        clauses.append(f"{after}: {', '.join(long)}" if long else after)
+        # The latest chunk tells whether the sums, or what comes after them, end the step.
+        latest = max(self.chunks, key=lambda chunk: chunk.complete, default=None)
+        if latest is not None:
+            late = latest.complete - last_tower.pass_end
+            where = f"{abs(late):.1f} ms {'after' if late > 0 else 'before'} its end"
+            clauses.append(f"last chunk everywhere {where} ({count(latest.hops, 'hop')})")
+        src_to_ms: DefaultDict[int, float] = defaultdict(float)
+        for link in self.links:
+            src_to_ms[link.src] += link.ms
+        if src_to_ms:
+            busiest = max(src_to_ms, key=lambda src: src_to_ms[src])
+            place = place_of(self.towers[busiest].device)
+            clauses.append(f"busiest sender {place}: {src_to_ms[busiest]:.1f} ms")
+        # On a CPU device nobody launches kernels, so that there is no lead.
+        if "GPU:" in last_tower.device:
+            clauses.append(f"the host was {self.host_ahead:.1f} ms ahead")
+        line = "; ".join(clauses)
         return f"{line}. {self.remedy}" if self.remedy else line
 
     def __str__(self) -> str:
-        return "\n\n".join([self.summary, *self._tables()])
+        lines = [["ms", "pass ends", "gaps", "for copies", "for the host", "after it", "ends"]]
+        for tower in self.towers:
+            waits = [tower.gaps.get(reason, 0.0) for reason in (COPIES, HOST)]
+            gaps = [sum(tower.gaps.values()), *waits]
+            times = [tower.pass_end, *gaps, tower.end - tower.pass_end, tower.end]
+            lines.append([place_of(tower.device), *(f"{time:.1f}" for time in times)])
+        tables = [table(lines)]
+        if self.chunks:
+            lines = [["chunk, ms", "root", "hops", "ready", "sent", "summed", "copied", "updated"]]
+            for chunk in self.chunks:
+                times_of_chunk = ["–" if ms is None else f"{ms:.1f}" for ms in chunk.times]
+                lines.append([chunk.name, str(chunk.root), str(chunk.hops), *times_of_chunk])
+            tables.append(table(lines))
+        # From line to column: the bytes, and the speed while they were copied.
+        if self.links:
+            pair_to_link = {(link.src, link.dst): link for link in self.links}
+            places = [place_of(tower.device) for tower in self.towers]
+            lines = [["from, to", *places]]
+            for src, place in enumerate(places):
+                cells = [place]
+                for dst in range(len(places)):
+                    link = pair_to_link.get((src, dst))
+                    cells.append(f"{amount(link.bytes)}, {rate(link.speed)}" if link else ".")
+                lines.append(cells)
+            tables.append(table(lines, all_right=True))
+        return "\n\n".join([self.summary, *tables])
 
     def to_json(self) -> str:
         """Return the summary and all numbers, in ms and bytes, as JSON. Bars are left out."""
         fields = self._asdict()
         del fields["bars"]
-        for name in ("towers", "chunks", "links"):
-            fields[name] = [piece._asdict() for piece in fields[name]]
+        for field in ("towers", "chunks", "links"):
+            fields[field] = [piece._asdict() for piece in fields[field]]
         return json.dumps({"summary": self.summary, **fields}, indent=1)
 
     def draw(self, path: Union[str, Path]) -> None:
@@ -86,45 +134,10 @@ class Cost(NamedTuple):
         Raises:
             HierAllreduceError: matplotlib is missing, or has no such format.
         """
-        rows = [place_of(tower.device) for tower in self.towers]
+        places = [place_of(tower.device) for tower in self.towers]
         ends = [tower.pass_end for tower in self.towers]
         words = "ms after the first kernel of the step"
-        picture.draw(self.bars, rows, self.summary, path, ends, words)
-
-    def _words(self) -> Iterator[str]:
-        last = self.last
-        pieces = sorted(last.after.items(), key=lambda piece: -piece[1])
-        long = [f"{_WORDS[kind]} {ms:.1f}" for kind, ms in pieces if ms >= _SEEN]
-        yield f"step {self.step:.1f} ms"
-        after = f"after the pass {last.end - last.pass_end:.1f} ms"
-        yield f"{after}: {', '.join(long)}" if long else after
-        latest = max(self.chunks, key=lambda chunk: chunk.complete, default=None)
-        if latest is not None:
-            late = latest.complete - last.pass_end
-            where = f"{abs(late):.1f} ms {'after' if late > 0 else 'before'} its end"
-            yield f"last chunk everywhere {where} ({count(latest.hops, 'hop')})"
-        sent: DefaultDict[int, float] = defaultdict(float)
-        for link in self.links:
-            sent[link.src] += link.ms
-        if sent:
-            busiest = max(sent, key=lambda tower: sent[tower])
-            place = place_of(self.towers[busiest].device)
-            yield f"busiest sender {place}: {sent[busiest]:.1f} ms"
-        if "GPU:" in last.device:
-            yield f"the host was {self.host_ahead:.1f} ms ahead"
-
-    def _tables(self) -> Iterator[str]:
-        rows = [["ms", "pass ends", "gaps", "for copies", "for the host", "after it", "ends"]]
-        for tower in self.towers:
-            waits = [tower.gaps.get(reason, 0.0) for reason in (COPIES, HOST)]
-            gaps = [sum(tower.gaps.values()), *waits]
-            times = [tower.pass_end, *gaps, tower.end - tower.pass_end, tower.end]
-            rows.append([place_of(tower.device), *(f"{time:.1f}" for time in times)])
-        yield table(rows)
-        if self.chunks:
-            yield table(_chunk_rows(self.chunks))
-        if self.links:
-            yield table(_link_rows(self.links, self.towers), all_right=True)
+        picture.draw(self.bars, places, self.summary, path, ends, words)
 
 
 def cost(step: Any, graph: Optional[Any] = None) -> Cost:
@@ -165,65 +178,35 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
 
     Raises: as :func:`cost`.
     """
+    # One tower has nothing to send, and its all-reduces have no steps.
     all_reduces = [built for built in all_reduces if len(built.devices) > 1]
     step = TracedStep(Trace(step_stats), all_reduces)
     if all_reduces and not step.all_reduces:
         raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
     gaps = Gaps(step)
+    # The tower that ends last tells what the step waited for.
     segments = [gaps.segments(device) for device in step.devices]  # of K towers
-    towers = []
-    for device, of_tower in zip(step.devices, segments):
-        towers.append(tower_of(step, device, of_tower))
+    towers = [tower_of(step, device, spans) for device, spans in zip(step.devices, segments)]
     chunks = chunks_in(step)
     links = links_in(step.copies)
-    last = max(range(len(towers)), key=lambda tower: towers[tower].end)
+    # The median tells the lead, because a host that stops for one op makes the mean long.
+    ahead = []
+    bars = []
+    for tower, device in enumerate(step.devices):
+        for kernel in step.trace.kernels[device]:
+            kind = step.kind(kernel.node)
+            bars.append(picture.Bar(tower, kind, kernel.begin, kernel.end))
+            if kind == PASS:
+                ahead.append(kernel.begin - step.trace.nodes[kernel.node].start)
+    for copy in step.copies:
+        bars.append(picture.Bar(copy.src, COPY, copy.begin, copy.end))
+    ends_last = max(range(len(towers)), key=lambda tower: towers[tower].end)
     return Cost(
-        towers[last].end,
+        towers[ends_last].end,
         tuple(towers),
         tuple(chunks),
         tuple(links),
-        _host_ahead(step),
-        remedy_for(towers, chunks, links, step.copies, segments[last]),
-        tuple(_bars(step)),
+        max(0.0, median(ahead)) if ahead else 0.0,
+        remedy_for(towers, chunks, links, step.copies, segments[ends_last]),
+        tuple(bars),
     )
-
-
-def _host_ahead(step: TracedStep) -> float:
-    """Return the median ms from the host's begin of an op of the passes to that of its kernel."""
-    ahead = []
-    for device in step.devices:
-        for kernel in step.trace.kernels[device]:
-            if step.kind(kernel.node) == PASS:
-                ahead.append(kernel.begin - step.trace.nodes[kernel.node].start)
-    return max(0.0, median(ahead)) if ahead else 0.0
-
-
-def _bars(step: TracedStep) -> Iterator[picture.Bar]:
-    for row, device in enumerate(step.devices):
-        for kernel in step.trace.kernels[device]:
-            yield picture.Bar(row, step.kind(kernel.node), kernel.begin, kernel.end)
-    for copy in step.copies:
-        yield picture.Bar(copy.src, COPY, copy.begin, copy.end)
-
-
-def _chunk_rows(chunks: Sequence[Chunk]) -> List[List[str]]:
-    """Return the header and the rows of the table of chunks."""
-    rows = [["chunk, ms", "root", "hops", "ready", "sent", "summed", "copied", "updated"]]
-    for chunk in chunks:
-        texts = ["–" if time is None else f"{time:.1f}" for time in chunk.times]
-        rows.append([chunk.name, str(chunk.root), str(chunk.hops), *texts])
-    return rows
-
-
-def _link_rows(links: Sequence[Link], towers: Sequence[Tower]) -> List[List[str]]:
-    """Return a K×K table, from row to column: the bytes, and the speed while they were copied."""
-    by_pair = {(link.src, link.dst): link for link in links}
-    places = [place_of(tower.device) for tower in towers]
-    rows = [["from, to", *places]]
-    for src, place in enumerate(places):
-        row = [place]
-        for dst in range(len(towers)):
-            link = by_pair.get((src, dst))
-            row.append(f"{amount(link.bytes)}, {rate(link.speed)}" if link else ".")
-        rows.append(row)
-    return rows

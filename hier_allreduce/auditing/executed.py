@@ -18,11 +18,11 @@ from .partitions import crossings
 
 OTHER_HOSTS = "other hosts"
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
-# Grappler neither folds nor merges these
+# Grappler neither folds nor merges these, because the client feeds them.
 _FED = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _UPDATE = re.compile(r"(Resource)?(Sparse)?Apply|(Resource)?Scatter|Assign")
 
-# the first tower on a device; the name of a device that belongs to no tower; or OTHER_HOSTS
+# The first tower on a device; the name of a device that belongs to no tower; or OTHER_HOSTS
 Place = Union[int, str]
 Pair = Tuple[Place, Place]
 
@@ -32,13 +32,13 @@ class Traffic:
 
     Attributes:
         all_reduce: the tensor's.
-        tensor: as recorded.
+        tensor: what the record says of it.
         planned: the number of copies by pair of places; at most 1 where towers share devices.
-        executed: the same.
+        executed: the number of copies that ran, by pair of places.
         unneeded: the missing copies that nobody needs, once :meth:`ExecutedStep.find_unneeded` has
             run.
-        dtypes: of the executed copies, by pair.
-        sources: by pair, the ops whose results were copied.
+        dtypes: the dtype of the executed copies, by pair.
+        sources: the ops whose results were copied, by pair.
         ran: whether an op of the tensor was executed.
     """
 
@@ -51,82 +51,78 @@ class Traffic:
         self.dtypes: Dict[Pair, str] = {}
         self.sources: Dict[Pair, Set[str]] = defaultdict(set)
         self.ran = False
-        self._fields = [device_fields(device) for device in all_reduce.devices]
-        self._first_there = [self._fields.index(fields) for fields in self._fields]
+        fields_of_towers = [device_fields(device) for device in all_reduce.devices]
+        self._first_on_device = [fields_of_towers.index(fields) for fields in fields_of_towers]
         for step in tensor.schedule:
             for src in step.srcs:
-                self.add(self.planned, (self._first_there[src], self._first_there[step.dst]))
+                pair = self._first_on_device[src], self._first_on_device[step.dst]
+                self.add(self.planned, pair)
 
     def add(self, copies: Counter, pair: Pair) -> None:
         """Count a copy in ``planned`` or ``executed``."""
         if pair[0] == pair[1]:  # towers may share a device, and GPUs copy to host memory
             return
-        share_devices = len(set(self._first_there)) < len(self._first_there)
-        # how often a tensor crosses to a device with two towers depends on pruning
+        share_devices = len(set(self._first_on_device)) < len(self._first_on_device)
+        # Copies to a device with two towers count once, because pruning decides how many there are.
         copies[pair] = 1 if share_devices else copies[pair] + 1
 
     def place(self, device: str) -> Place:
-        """Return the tower whose device is the executed ``device``; itself if there is none.
-
-        Of several devices that may be meant, such as ``""`` and ``"/cpu:1"``, this takes the one
-        that says most.
-        """
-        place: Place = device
-        most = -1
-        for tower in sorted(set(self._first_there)):
-            said = sum(field is not None for field in self._fields[tower])
-            if said > most and devices_match(device, self.all_reduce.devices[tower]):
-                place = tower
-                most = said
-        return place
+        """Return the tower whose device is the executed ``device``; itself if there is none."""
+        tower = tower_at(device, self.all_reduce.devices)
+        return device if tower is None else tower
 
     def bytes_by_dtype(self) -> Counter:
         """Return the bytes of the executed copies by dtype; none where the size is not known."""
-        found: Counter = Counter()
+        dtype_to_bytes: Counter = Counter()
         if self.tensor.elements is not None:
             for pair, times in self.executed.items():
                 dtype = self.dtypes[pair]
-                found[dtype] += times * self.tensor.elements * tf.as_dtype(dtype).size
-        return found
+                dtype_to_bytes[dtype] += times * self.tensor.elements * tf.as_dtype(dtype).size
+        return dtype_to_bytes
 
 
 class ExecutedStep:
     """The traffic of a graph's recorded tensors in one step.
 
     Args:
-        graph: as it was built.
-        partitions: of the executed step.
-        prefix: with which all names in the partitions begin.
+        graph: the one that was built.
+        partitions: the partition graphs of the executed step.
+        prefix: the beginning of all names in the partitions.
     """
 
     def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
         self._graph = graph
         self._prefix = prefix
-        self._nodes = [node for part in partitions for node in part.node]
+        self._nodes = [node for partition in partitions for node in partition.node]
         self.traffics: List[Traffic] = []
+        self._scope_to_traffic: Dict[str, Traffic] = {}
         for all_reduce in recorded_in(graph):
             check_devices(all_reduce)
-            self.traffics += [Traffic(all_reduce, tensor) for tensor in all_reduce.tensors]
-        self._by_scope = {f"{prefix}{t.all_reduce.scope}{t.tensor.name}": t for t in self.traffics}
-        self._count_copies(partitions)
-        self._count_collectives()
+            for tensor in all_reduce.tensors:
+                traffic = Traffic(all_reduce, tensor)
+                self.traffics.append(traffic)
+                self._scope_to_traffic[f"{prefix}{all_reduce.scope}{tensor.name}"] = traffic
+        self._count(partitions)
 
     def _owner(self, op: str) -> Optional[Traffic]:
         """Return the traffic of the tensor to which an op belongs by its name; None for others."""
+        # The longest scope counts, because the name of a tensor may begin with that of another.
         while "/" in op:
             op = op.rpartition("/")[0]
-            if op in self._by_scope:
-                return self._by_scope[op]
+            if op in self._scope_to_traffic:
+                return self._scope_to_traffic[op]
         return None
 
-    def _count_copies(self, partitions: Sequence[Any]) -> None:
-        copied: Dict[str, Set[Traffic]] = defaultdict(set)  # values without a sum, by their op
+    def _count(self, partitions: Sequence[Any]) -> None:
+        """Count the planned sums over hosts, and what crossed between devices and hosts."""
+        # Values without a sum are copied as they are, so that the op has no name of ours.
+        op_to_copied: Dict[str, Set[Traffic]] = defaultdict(set)
         for traffic in self.traffics:
-            copied[self._prefix + traffic.tensor.copied].add(traffic)
+            op_to_copied[self._prefix + traffic.tensor.copied].add(traffic)
         passing: List[Tuple[Traffic, Pair]] = []
         for crossing in crossings(partitions):
             reading = set(filter(None, map(self._owner, crossing.readers)))
-            sending = set(filter(None, [self._owner(crossing.op)])) | copied[crossing.op]
+            sending = set(filter(None, [self._owner(crossing.op)])) | op_to_copied[crossing.op]
             for traffic in reading | sending:
                 pair = traffic.place(crossing.src), traffic.place(crossing.dst)
                 traffic.sources[pair].add(crossing.op)
@@ -141,38 +137,37 @@ class ExecutedStep:
         for traffic, pair in passing:
             if traffic.planned[pair] and not traffic.executed[pair]:
                 traffic.add(traffic.executed, pair)
-
-    def _count_collectives(self) -> None:
+        # Collectives count apart, because no partition shows what crosses between hosts.
         for node in self._nodes:
-            traffic = self._owner(node.name)
-            if traffic is None:
+            owner = self._owner(node.name)
+            if owner is None:
                 continue
-            traffic.ran = True
+            owner.ran = True
             if node.op.startswith(_COLLECTIVE):
-                pair = (traffic.place(node.device), OTHER_HOSTS)
-                traffic.add(traffic.executed, pair)
-                traffic.dtypes[pair] = tf.as_dtype(node.attr["T"].type).name
+                pair = (owner.place(node.device), OTHER_HOSTS)
+                owner.add(owner.executed, pair)
+                owner.dtypes[pair] = tf.as_dtype(node.attr["T"].type).name
         for op in self._graph.get_operations():
-            traffic = self._owner(self._prefix + op.name)
-            if traffic is not None and op.type.startswith(_COLLECTIVE):
-                traffic.add(traffic.planned, (traffic.place(op.device), OTHER_HOSTS))
+            owner = self._owner(self._prefix + op.name)
+            if owner is not None and op.type.startswith(_COLLECTIVE):
+                owner.add(owner.planned, (owner.place(op.device), OTHER_HOSTS))
 
     def idle(self, all_reduce: AllReduce) -> List[str]:
         """Return the devices of an all-reduce on which no op ran."""
         used = {node.device for node in self._nodes}
 
         def is_idle(device: Any) -> bool:
-            return not any(devices_match(other, device) for other in used)
+            return not any(devices_match(busy, device) for busy in used)
 
         return list(filter(is_idle, all_reduce.devices))
 
     def is_constant(self, all_reduce: AllReduce) -> bool:
         """Return whether all ops of an all-reduce compute constants, so that no step needs them."""
-        numbers, constants = _computations(self._graph)
+        op_to_computation, constants = _computations(self._graph)
         for op in self._graph.get_operations():
             owner = self._owner(self._prefix + op.name)
             is_its_op = owner is not None and owner.all_reduce is all_reduce
-            if is_its_op and numbers[op.name] not in constants:
+            if is_its_op and op_to_computation[op.name] not in constants:
                 return False
         return True
 
@@ -181,6 +176,7 @@ class ExecutedStep:
         built = {self._prefix + op.name: op for op in self._graph.get_operations()}
         for node in self._nodes:
             op = built.get(node.name)
+            # An op without a device was built for none, so that it cannot have left it.
             if op is None or not op.device or not _UPDATE.match(op.type):
                 continue
             for tower, device in enumerate(all_reduce.devices):
@@ -195,21 +191,9 @@ class ExecutedStep:
         brought, because Grappler merges ops that compute the same, as in a sum and a mean of the
         same gradients.
         """
-        numbers, constants = _computations(self._graph)
-        read = self._values_read(numbers)
-        brought: Set[Any] = set()
-        for (traffic, pair), values in read.items():
-            if 0 < traffic.planned[pair] <= traffic.executed[pair]:
-                brought |= values
-        for (traffic, pair), values in read.items():
-            needed = [value for value in values - brought if value[0] not in constants]
-            if len(needed) <= traffic.executed[pair]:
-                missing = traffic.planned[pair] - traffic.executed[pair]
-                traffic.unneeded[pair] = max(0, missing)
-
-    def _values_read(self, numbers: Dict[str, int]) -> Dict[Tuple[Traffic, Pair], Set[Any]]:
-        """Return by tensor and pair the values that its ops read over that pair, as built."""
-        read: Dict[Tuple[Traffic, Pair], Set[Any]] = defaultdict(set)
+        op_to_computation, constants = _computations(self._graph)
+        # Values are known by what computes them, because Grappler keeps one of several equal ops.
+        values_over: Dict[Tuple[Traffic, Pair], Set[Any]] = defaultdict(set)
         for op in self._graph.get_operations():
             traffic = self._owner(self._prefix + op.name)
             if traffic is None:
@@ -217,9 +201,37 @@ class ExecutedStep:
             for tensor in op.inputs:
                 pair = traffic.place(tensor.device), traffic.place(op.device)
                 devices = traffic.all_reduce.devices
-                value = numbers[tensor.op.name], tensor.value_index, pair, devices
-                read[traffic, pair].add(value)
-        return read
+                computation = op_to_computation[tensor.op.name]
+                value = computation, tensor.value_index, pair, devices
+                values_over[traffic, pair].add(value)
+        # What a full pair of copies brought is there, so that nobody needs it once more.
+        brought: Set[Any] = set()
+        for (traffic, pair), values in values_over.items():
+            if 0 < traffic.planned[pair] <= traffic.executed[pair]:
+                brought |= values
+        for (traffic, pair), values in values_over.items():
+            needed = [value for value in values - brought if value[0] not in constants]
+            if len(needed) <= traffic.executed[pair]:
+                missing = traffic.planned[pair] - traffic.executed[pair]
+                traffic.unneeded[pair] = max(0, missing)
+
+
+def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
+    """Return the first tower whose device is the executed ``device``; None if there is none.
+
+    Of several names that may mean it, such as ``""`` and ``"/cpu:1"``, the one that says most
+    counts.
+
+    Args:
+        device: the name of an executed node's device.
+        devices: K devices, as an all-reduce was built for them.
+    """
+
+    def said(tower: int) -> int:
+        return sum(field is not None for field in device_fields(devices[tower]))
+
+    towers = [tower for tower, wanted in enumerate(devices) if devices_match(device, wanted)]
+    return max(towers, key=said, default=None)
 
 
 def check_devices(all_reduce: AllReduce) -> None:
@@ -236,27 +248,27 @@ def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
 
     Ops that compute the same have the same number.
     """
-    numbers: Dict[str, int] = {}
-    known: Dict[Any, int] = {}
+    op_to_number: Dict[str, int] = {}
+    key_to_number: Dict[Any, int] = {}
     constants: Set[int] = set()
     for op in graph.get_operations():  # an op comes after its inputs' ops, but in loops
         is_single = op.op_def.is_stateful or op.type in _FED
-        key = op.name if is_single else _computation(op, numbers)
-        numbers[op.name] = known.setdefault(key, len(known))
-        # zeros are dropped, whatever their shape
+        key: Any = op.name
+        # Ops compute the same if they differ in nothing but their names, and read the same.
+        if not is_single:
+            definition = op.node_def
+            definition.ClearField("name")
+            definition.ClearField("input")
+            definition.attr.pop("_class", None)  # the ops that share its device
+            reads = []
+            for tensor in op.inputs:
+                source = op_to_number.get(tensor.op.name, tensor.name)
+                reads.append((source, tensor.value_index))
+            key = definition.SerializeToString(deterministic=True), tuple(reads)
+        op_to_number[op.name] = key_to_number.setdefault(key, len(key_to_number))
+        # The shape of a Fill does not count, because Grappler drops zeros of any shape.
         inputs = op.inputs[1:] if op.type == "Fill" else op.inputs
-        if not is_single and all(numbers.get(tensor.op.name) in constants for tensor in inputs):
-            constants.add(numbers[op.name])
-    return numbers, constants
-
-
-def _computation(op: Any, numbers: Dict[str, int]) -> Any:
-    """Return a key that ops have in common if they compute the same from the same inputs."""
-    definition = op.node_def
-    definition.ClearField("name")
-    definition.ClearField("input")
-    definition.attr.pop("_class", None)  # the ops that share its device
-    inputs = tuple(
-        (numbers.get(tensor.op.name, tensor.name), tensor.value_index) for tensor in op.inputs
-    )
-    return definition.SerializeToString(deterministic=True), inputs
+        are_constant = all(op_to_number.get(tensor.op.name) in constants for tensor in inputs)
+        if not is_single and are_constant:
+            constants.add(op_to_number[op.name])
+    return op_to_number, constants

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Tuple
 
-from .trace import Input, Kernel, Node
+from .trace import Input, Node
 from .traced import TracedStep
 
-# why a tower had no kernel: operands that another tower sent were missing; values from a device
+# Why a tower had no kernel: operands that another tower sent were missing; values from a device
 # that is no tower; the host launched too late; the next kernel had been launched already
 COPIES, INPUT, HOST, BETWEEN = "copies", "input", "host", "between"
 _SOON = 0.1  # ms, within which a node is scheduled when its last input is there
@@ -23,7 +23,7 @@ class Segment(NamedTuple):
 
     Attributes:
         begin, end: its time.
-        kind: of the kernel, or of the one that was waited for.
+        kind: what the kernel is for, or the one that was waited for.
         reason: why no kernel ran; empty if one did.
     """
 
@@ -43,6 +43,7 @@ class Gaps:
 
     def __init__(self, step: TracedStep):
         self._step = step
+        # A value from another tower is there when its copy ends, not when its op does.
         self._arrivals: Dict[Tuple[str, int], float] = {}
         for copy in step.trace.copies:
             self._arrivals[copy.node, copy.receive] = copy.end
@@ -50,40 +51,34 @@ class Gaps:
     def segments(self, device: str) -> List[Segment]:
         """Return the segments of a tower, from the step's first kernel to the tower's last one."""
         segments: List[Segment] = []
-        now = 0.0
+        done = 0.0  # ms up to which the segments tell what the tower did
         for kernel in self._step.trace.kernels[device]:
             kind = self._step.kind(kernel.node)
-            for until, reason in self._waits(kernel, now):
-                if until > now:
-                    segments.append(Segment(now, until, kind, reason))
-                    now = until
-            if kernel.end > now:
-                segments.append(Segment(now, kernel.end, kind, ""))
-                now = kernel.end
+            node = self._step.trace.nodes[kernel.node]
+            # A kernel is launched when it begins at the latest, though the host's call may return
+            # later.
+            launched = min(node.end, kernel.begin)
+            scheduled = min(node.scheduled, launched)
+            reason = self._reason(kernel.node, done) if scheduled > done else ""
+            waits = [(scheduled, reason), (launched, HOST), (kernel.begin, BETWEEN)]
+            # Kernels of several streams overlap, so that only what is after `done` is new.
+            for end, why in [*waits, (kernel.end, "")]:
+                if end > done:
+                    segments.append(Segment(done, end, kind, why))
+                    done = end
         return segments
-
-    def _waits(self, kernel: Kernel, since: float) -> List[Tuple[float, str]]:
-        """Return the ends and the reasons of what a kernel waits for, from a time on."""
-        if kernel.begin <= since:
-            return []
-        node = self._step.trace.nodes[kernel.node]
-        # a kernel may begin before the host's call has returned
-        launched = min(node.end, kernel.begin)
-        scheduled = min(node.scheduled, launched)
-        reason = self._reason(kernel.node, since) if scheduled > since else ""
-        return [(scheduled, reason), (launched, HOST), (kernel.begin, BETWEEN)]
 
     def _reason(self, name: str, since: float) -> str:
         """Return why the host had not begun a node at a time: the chain of what came last."""
         nodes = self._step.trace.nodes
         seen = {name}
         while nodes[name].scheduled > since and nodes[name].inputs:
-            last = self._last_input(nodes[name])
-            if last.receive:
-                return INPUT if self._step.tower(last.node) is None else COPIES
-            if last.node in seen:  # a loop of the graph
+            last_read = self._last_input(nodes[name])
+            if last_read.receive:
+                return INPUT if self._step.tower(last_read.node) is None else COPIES
+            if last_read.node in seen:  # a loop of the graph
                 break
-            name = last.node
+            name = last_read.node
             seen.add(name)
         return HOST
 
@@ -94,9 +89,11 @@ class Gaps:
             made = self._step.trace.nodes[read.node].end
             return self._arrivals.get((read.node, read.receive), made)
 
-        last = max(node.inputs, key=arrival)
-        if node.scheduled - arrival(last) > _SOON:
-            for read in node.inputs:  # one that was not traced, as from the host's memory
+        last_read = max(node.inputs, key=arrival)
+        # A node that waited longer waited for an input whose arrival was not traced, such as one
+        # from the host's memory.
+        if node.scheduled - arrival(last_read) > _SOON:
+            for read in node.inputs:
                 if read.receive and (read.node, read.receive) not in self._arrivals:
                     return read
-        return last
+        return last_read

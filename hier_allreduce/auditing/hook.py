@@ -43,20 +43,20 @@ class CostHook(_BASE):  # type: ignore[misc]
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
             raise HierAllreduceError(f"step={step!r}: expected the number of a step, from 1 on")
         self.cost: Optional[Cost] = None
-        self._left = step
+        self._steps_left = step
         self._folder = None if folder is None else Path(folder)
 
     def before_run(self, run_context: Any) -> Any:
         """Ask for a trace of the step, if it is the one."""
-        self._left -= 1
-        if self._left:
+        self._steps_left -= 1
+        if self._steps_left:
             return None
         traced = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
         return tf1.train.SessionRunArgs(None, options=traced)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Log the cost of the traced step, and write the files."""
-        if self._left:
+        if self._steps_left:
             return
         try:
             self.cost = cost(run_values.run_metadata, run_context.session.graph)
@@ -64,16 +64,15 @@ class CostHook(_BASE):  # type: ignore[misc]
             log_once(f"no cost of this step: {error}")
             return
         log_once(self.cost.summary)
-        if self._folder is not None:
-            self._write(self.cost, self._folder)
-
-    def _write(self, found: Cost, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cost.txt").write_text(f"{found}\n", encoding="utf-8")
-        (folder / "cost.json").write_text(found.to_json() + "\n", encoding="utf-8")
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "cost.txt").write_text(f"{self.cost}\n", encoding="utf-8")
+        (self._folder / "cost.json").write_text(self.cost.to_json() + "\n", encoding="utf-8")
+        # The picture alone may be missing, because training does without matplotlib.
         try:
             require("matplotlib", "cost.png")
         except ModuleNotFoundError as error:
             log_once(str(error))
         else:
-            found.draw(folder / "cost.png")
+            self.cost.draw(self._folder / "cost.png")

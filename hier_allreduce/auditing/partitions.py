@@ -25,9 +25,9 @@ class Crossing(NamedTuple):
 
     Attributes:
         src, dst: the devices.
-        op: whose result it is.
+        op: the one whose result it is.
         readers: the nodes that read it there.
-        dtype: as it crossed.
+        dtype: the one in which it crossed.
     """
 
     src: str
@@ -39,42 +39,33 @@ class Crossing(NamedTuple):
 
 def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:
     """Yield each tensor that crossed in one step. Control dependencies and fetches are left out."""
-    sent: Dict[Tuple[str, str, str], str] = {}
-    for part in partitions:
-        sent.update(_sends(part))
-    for part in partitions:
-        readers = _readers(part)
-        for node in part.node:
+    # Note what is sent, and by which op: a _Recv does not know the op.
+    key_to_op: Dict[Tuple[str, str, str], str] = {}
+    for partition in partitions:
+        nodes = {node.name: node for node in partition.node}
+        for node in partition.node:
+            if node.op not in _SENDS or node.attr["client_terminated"].b:
+                continue
             key = _rendezvous_key(node)
-            if node.op in _RECVS and key in sent and node.name in readers:
-                src, dst, _ = key
-                dtype = tf.as_dtype(node.attr["tensor_type"].type).name
-                yield Crossing(src, dst, sent[key], frozenset(readers[node.name]), dtype)
-
-
-def _readers(part: Any) -> Dict[str, Set[str]]:
-    """Return the nodes that read the results of each node of one partition."""
-    readers: Dict[str, Set[str]] = defaultdict(set)
-    for node in part.node:
-        if node.op != "_Retval":  # it brings a result to the client
+            op = key[2].split("_", 2)[2]  # edge_12_hier_allreduce/v0/sum
+            sent = nodes[node.input[0].split(":")[0]]
+            # A control dependency crosses as a dummy constant that waits for the op.
+            is_dependency = sent.op == "Const" and list(sent.input) == [f"^{op}"]
+            if not is_dependency:
+                key_to_op[key] = op
+    for partition in partitions:
+        # A _Retval is no reader, because it brings a result to the client.
+        readers: Dict[str, Set[str]] = defaultdict(set)
+        nodes_that_read = [node for node in partition.node if node.op != "_Retval"]
+        for node in nodes_that_read:
             for tensor in node.input:
                 readers[tensor.split(":")[0]].add(node.name)
-    return readers
-
-
-def _sends(part: Any) -> Iterator[Tuple[Tuple[str, str, str], str]]:
-    """Yield the rendezvous key and the op of each tensor that one partition sends."""
-    nodes = {node.name: node for node in part.node}
-    for node in part.node:
-        if node.op in _SENDS and not node.attr["client_terminated"].b:
+        for node in partition.node:
             key = _rendezvous_key(node)
-            *_, tensor = key
-            op = tensor.split("_", 2)[2]  # edge_12_hier_allreduce/v0/sum
-            value = nodes[node.input[0].split(":")[0]]
-            # a control dependency crosses as a dummy constant that waits for the op
-            is_dependency = value.op == "Const" and list(value.input) == [f"^{op}"]
-            if not is_dependency:
-                yield key, op
+            if node.op in _RECVS and key in key_to_op and node.name in readers:
+                src, dst, _ = key
+                dtype = tf.as_dtype(node.attr["tensor_type"].type).name
+                yield Crossing(src, dst, key_to_op[key], frozenset(readers[node.name]), dtype)
 
 
 def _rendezvous_key(node: Any) -> Tuple[str, str, str]:

@@ -101,17 +101,19 @@ def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Towe
     gaps: DefaultDict[str, float] = defaultdict(float)
     after: DefaultDict[str, float] = defaultdict(float)
     host_after: DefaultDict[str, float] = defaultdict(float)
-    for part in segments:
-        early = min(part.end, pass_end) - part.begin
-        late = part.end - max(part.begin, pass_end)
-        if early > 0 and part.reason:
-            gaps[part.reason] += early
+    # What lies on both sides of the end of the pass counts in both, by its ms on each side.
+    for segment in segments:
+        early = min(segment.end, pass_end) - segment.begin
+        late = segment.end - max(segment.begin, pass_end)
+        if early > 0 and segment.reason:
+            gaps[segment.reason] += early
         elif early > 0:
-            busy[part.kind] += early
+            busy[segment.kind] += early
         if late > 0:
-            after[COPIES if part.reason in (COPIES, INPUT) else part.kind] += late
-        if late > 0 and part.reason == HOST:
-            host_after[part.kind] += late
+            after[COPIES if segment.reason in (COPIES, INPUT) else segment.kind] += late
+        if late > 0 and segment.reason == HOST:
+            host_after[segment.kind] += late
+    # An update may have several kernels, and counts once.
     late_nodes = {kernel.node for kernel in kernels if kernel.begin >= pass_end}
     updates = sum(step.kind(node) == UPDATE for node in late_nodes)
     end = max((kernel.end for kernel in kernels), default=0.0)
@@ -129,53 +131,48 @@ def chunks_in(step: TracedStep) -> List[Chunk]:
     for built in step.all_reduces:
         for tensor in built.tensors:
             prefix = f"{built.scope}{tensor.name}/"
-            own = {name for name in step.trace.nodes if name.startswith(prefix)}
+            own = {node for node in step.trace.nodes if node.startswith(prefix)}
             root = step.tower_on(built.devices[root_of(tensor.schedule)])
             chunk = _chunk(step, tensor, root, own)
+            # A chunk of which nothing ran stays out, because Grappler folds sums of constants.
             if any(time is not None for time in chunk.times):
                 chunks.append(chunk)
     return sorted(chunks, key=lambda chunk: chunk.ready or 0.0)
 
 
 def _chunk(step: TracedStep, tensor: SentTensor, root: int, own: Set[str]) -> Chunk:
-    sums = {name for name in own if step.kind(name) == SUM}
-    gradients = {source for name in sums for source in step.sources[name]} - sums
-    up, down = _copies_of(step.copies, sums, own)
-    updates = [name for name in reached(own, step.readers) if step.kind(name) == UPDATE]
+    """Return a chunk whose nodes are ``own``."""
+    sums = {node for node in own if step.kind(node) == SUM}
+    gradients = {source for node in sums for source in step.sources[node]} - sums
+    updates = [node for node in reached(own, step.readers) if step.kind(node) == UPDATE]
+    # A copy that a sum reads is on the way up, and all others of the chunk bring the sum back.
+    up: List[float] = []
+    down: List[float] = []
+    for copy in step.copies:
+        if sums & set(copy.readers):
+            up.append(copy.end)
+        elif copy.node in own or own & set(copy.readers):
+            down.append(copy.end)
     return Chunk(
         tensor.name,
         root,
         hops_in(tensor.schedule),
-        max(filter(None, (_made(step, name) for name in gradients)), default=None),
-        max((copy.end for copy in up), default=None),
+        max(filter(None, (_made(step, node) for node in gradients)), default=None),
+        max(up, default=None),
         _last_end(step, sums),
-        max((copy.end for copy in down), default=None),
+        max(down, default=None),
         _last_end(step, updates),
     )
 
 
-def _copies_of(
-    copies: Iterable[TowerCopy], sums: Set[str], own: Set[str]
-) -> Tuple[List[TowerCopy], List[TowerCopy]]:
-    """Return the copies of a chunk on the way to its sums, and those on the way back."""
-    up: List[TowerCopy] = []
-    down: List[TowerCopy] = []
-    for copy in copies:
-        if sums & set(copy.readers):
-            up.append(copy)
-        elif copy.node in own or own & set(copy.readers):
-            down.append(copy)
-    return up, down
+def _last_end(step: TracedStep, nodes: Iterable[str]) -> Optional[float]:
+    return max((step.ends[node] for node in nodes if node in step.ends), default=None)
 
 
-def _last_end(step: TracedStep, names: Iterable[str]) -> Optional[float]:
-    return max((step.ends[name] for name in names if name in step.ends), default=None)
-
-
-def _made(step: TracedStep, name: str) -> Optional[float]:
+def _made(step: TracedStep, maker: str) -> Optional[float]:
     """Return when a node's result was there; that of a node without a kernel is a view."""
     made: Optional[float] = None
-    waiting = [name]
+    waiting = [maker]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
@@ -197,6 +194,7 @@ def hops_in(schedule: Schedule) -> int:
     """
     hops: Counter = Counter()
     for step in schedule:
+        # A step waits for all its sources, so that the longest way to one of them counts.
         before = max(hops[src] for src in step.srcs) + 1
         hops[step.dst] = max(hops[step.dst], before)
     return max(hops.values(), default=0)
@@ -207,11 +205,11 @@ def hops_in(schedule: Schedule) -> int:
 
 def links_in(copies: Iterable[TowerCopy]) -> List[Link]:
     """Return the links over which copies went."""
-    by_pair: Dict[Tuple[int, int], List[TowerCopy]] = defaultdict(list)
+    pair_to_copies: Dict[Tuple[int, int], List[TowerCopy]] = defaultdict(list)
     for copy in copies:
-        by_pair[copy.src, copy.dst].append(copy)
+        pair_to_copies[copy.src, copy.dst].append(copy)
     links = []
-    for (src, dst), of_pair in sorted(by_pair.items()):
+    for (src, dst), of_pair in sorted(pair_to_copies.items()):
         ms = sum(copy.end - copy.begin for copy in of_pair)
         links.append(Link(src, dst, len(of_pair), sum(copy.bytes for copy in of_pair), ms))
     return links

@@ -11,8 +11,10 @@ from .gaps import COPIES, HOST, Segment
 from .pieces import Chunk, Link, Tower
 from .traced import PACK, SUM, UNPACK, UPDATE, TowerCopy
 
-_LEAST = 0.03  # of a step: what a remedy must be worth
-_SLOW = 0.5  # of the median speed of the other links
+# A remedy must be worth this fraction of a step.
+_LEAST = 0.03
+# A link is slow below this fraction of the other links' median speed.
+_SLOW = 0.5
 
 
 class Remedy(NamedTuple):
@@ -37,22 +39,23 @@ def remedy_for(
     """Return the remedy that explains most of what the last tower waited; empty if none does.
 
     Args:
-        towers: all.
-        chunks: all.
-        links: all.
-        copies: between the towers.
-        segments: of the tower that ends last.
+        towers: the K towers.
+        chunks: those of all all-reduces.
+        links: the pairs of towers with copies.
+        copies: those between the towers.
+        segments: the time of the tower that ends last.
     """
-    last = max(towers, key=lambda tower: tower.end)
+    last_tower = max(towers, key=lambda tower: tower.end)
     places = [place_of(tower.device) for tower in towers]
-    waits = [part for part in segments if part.reason == COPIES]
+    # Only what the last tower waited for can make the step shorter.
+    waits = [segment for segment in segments if segment.reason == COPIES]
     remedies = [
         *_slow_link(links, copies, waits, places),
         *_one_root(chunks, copies, waits, places),
-        *_host(last, segments),
+        *_host(last_tower, segments),
     ]
     best = max(remedies, key=lambda remedy: remedy.ms, default=None)
-    return best.text if best is not None and best.ms >= _LEAST * last.end else ""
+    return best.text if best is not None and best.ms >= _LEAST * last_tower.end else ""
 
 
 def _slow_link(
@@ -63,6 +66,7 @@ def _slow_link(
 ) -> Iterator[Remedy]:
     """Yield a remedy if one link is slow, and copies were on it while the last tower waited."""
     slowest = min(links, key=lambda link: link.speed, default=None)
+    # Of two links nobody can tell which one is unusual.
     if slowest is None or len(links) < 3:
         return
     usual = median(link.speed for link in links if link is not slowest)
@@ -97,17 +101,18 @@ def _one_root(
     )
 
 
-def _host(last: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
+def _host(last_tower: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
     """Yield remedies for the time in which the last tower, a GPU, waited for the host."""
-    if "GPU:" not in last.device:  # the threads of a CPU device are the host
+    if "GPU:" not in last_tower.device:  # the threads of a CPU device are the host
         return
     late: DefaultDict[str, float] = defaultdict(float)
     early = 0.0
-    for part in segments:
-        if part.reason == HOST and part.begin >= last.pass_end:
-            late[part.kind] += part.ms
-        elif part.reason == HOST:
-            early += part.ms
+    for segment in segments:
+        if segment.reason == HOST and segment.begin >= last_tower.pass_end:
+            late[segment.kind] += segment.ms
+        elif segment.reason == HOST:
+            early += segment.ms
+    # Each wait has a sentence of its own, because each has another cure.
     of_chunks = sum(late[kind] for kind in (PACK, SUM, UNPACK))
     yield Remedy(
         f"The pass waited {rounded(early)} ms for the host, which launches its kernels too late:"
@@ -120,28 +125,23 @@ def _host(last: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
     )
     yield Remedy(
         f"The updates waited {rounded(late[UPDATE])} ms for the host, which launches"
-        f" {last.updates_after} of them after the pass: fewer variables, or fewer ops in an update,"
-        " help",
+        f" {last_tower.updates_after} of them after the pass: fewer variables, or fewer ops in an"
+        " update, help",
         late[UPDATE],
     )
 
 
 def _overlap(waits: Iterable[Segment], copies: Iterable[TowerCopy]) -> float:
     """Return the ms of the waits in which one of the copies ran, or more."""
+    # Copies that overlap become one span, because each ms counts once.
+    spans: List[Tuple[float, float]] = []
+    for begin, end in sorted((copy.begin, copy.end) for copy in copies):
+        if spans and begin <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((begin, end))
     ms = 0.0
-    of_copies = _united([(copy.begin, copy.end) for copy in copies])
     for wait in waits:
-        for begin, end in of_copies:
+        for begin, end in spans:
             ms += max(0.0, min(end, wait.end) - max(begin, wait.begin))
     return ms
-
-
-def _united(spans: List[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """Return the same time as spans that do not overlap."""
-    united: List[Tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if united and begin <= united[-1][1]:
-            united[-1] = (united[-1][0], max(end, united[-1][1]))
-        else:
-            united.append((begin, end))
-    return united

@@ -32,7 +32,7 @@ class Input(NamedTuple):
     """A value that a node reads.
 
     Attributes:
-        node: whose result it is.
+        node: the one whose result it is.
         receive: the number in the name of the ``_Recv`` that brings it from another device; 0 on
             the same device.
         is_control: whether the node only waits for it.
@@ -48,11 +48,11 @@ class Node(NamedTuple):
 
     Attributes:
         op: its type.
-        device: on which it was executed.
+        device: where it was executed.
         inputs: what it reads and what it waits for.
-        scheduled: when all of these were there.
-        start: when the host began it.
-        end: when the host had done it; on a GPU it was launched then.
+        scheduled: the time when all of these were there.
+        start: the time when the host began it.
+        end: the time when the host had done it; on a GPU it was launched then.
     """
 
     op: str
@@ -75,7 +75,7 @@ class Sent(NamedTuple):
     """A copy to another device. Times are ms after the first kernel of the step.
 
     Attributes:
-        node: whose result it is.
+        node: the one whose result it is.
         receive: the number in the name of the ``_Recv`` that brings it.
         begin, end: its time.
         bytes: its size.
@@ -92,9 +92,9 @@ class Trace:
     """A traced step.
 
     Attributes:
-        nodes: by name.
-        kernels: by device, in order of their begin.
-        copies: from device to device, in order of their begin. CPU devices make none, because they
+        nodes: the executed ops by name.
+        kernels: a list for each device, in order of their begin.
+        copies: what went from device to device, in order of its begin. CPU devices make none: they
             read each other's memory.
     """
 
@@ -104,76 +104,30 @@ class Trace:
         Raises:
             AuditError: the step was not traced, or the streams of its GPUs were not.
         """
-        parts = list(step_stats.dev_stats)
-        starts = [stats.all_start_micros for part in parts for stats in part.node_stats]
+        devices = list(step_stats.dev_stats)
+        starts = [stats.all_start_micros for device in devices for stats in device.node_stats]
         if not starts:
             raise AuditError(f"the RunMetadata has no trace; run the step with {_TRACE}")
-        self._first = _first_kernel(parts) or min(starts)  # µs
+        # Times begin with a GPU's first kernel, because the host may begin a step much earlier.
+        kernel_starts = []
+        streams = [device for device in devices if _STREAM.match(device.device)]
+        for stream in streams:
+            for stats in stream.node_stats:
+                if stats.node_name.rpartition(":")[2] not in _TRANSFERS:
+                    kernel_starts.append(stats.all_start_micros)
+        self._first_start = min(kernel_starts, default=0) or min(starts)  # µs
         self.nodes: Dict[str, Node] = {}
         self.kernels: Dict[str, List[Kernel]] = defaultdict(list)
         self.copies: List[Sent] = []
-        for part in parts:
-            if part.device.startswith("/job:"):  # the others are CUPTI's
-                for stats in part.node_stats:
-                    self.nodes[stats.node_name] = self._node(stats, part.device)
-        for name, node in self.nodes.items():
-            self.nodes[name] = node._replace(inputs=tuple(self._inputs(node.inputs)))
-        for part in parts:
-            if _STREAM.match(part.device):
-                self._read_stream(part)
-        self._check_streams()
-        for name, node in self.nodes.items():
-            if "GPU:" not in node.device:
-                self.kernels[node.device].append(Kernel(name, node.start, node.end))
-        for kernels in self.kernels.values():
-            kernels.sort(key=lambda kernel: kernel.begin)
-        self.copies.sort(key=lambda copy: copy.begin)
-
-    # ---- reading ---------------------------------------------------------------------------------
-
-    def _ms(self, micros: int) -> float:
-        return (micros - self._first) / 1e3
-
-    def _node(self, stats: Any, device: str) -> Node:
-        label = _LABEL.match(stats.timeline_label)
-        op, texts = label.groups() if label else ("", "")
-        begin = stats.all_start_micros
-        return Node(
-            op,
-            device,
-            tuple(Input(text, 0, False) for text in texts.split(", ") if text),
-            self._ms(min(stats.scheduled_micros or begin, begin)),
-            self._ms(begin + stats.op_start_rel_micros),
-            self._ms(begin + stats.op_end_rel_micros),
-        )
-
-    def _inputs(self, texts: Iterable[Input]) -> Iterator[Input]:
-        """Yield the inputs whose nodes were executed, from the texts in a label."""
-        for text in texts:
-            is_control = text.node.startswith("^")
-            name = text.node.lstrip("^").split(":")[0]
-            received = _NUMBERED.match(name)
-            if name in self.nodes:
-                yield Input(name, 0, is_control)
-            elif received and received[1] in self.nodes:
-                yield Input(received[1], int(received[2]), is_control)
-
-    def _read_stream(self, part: Any) -> None:
-        for stats in part.node_stats:
-            name, _, op = stats.node_name.rpartition(":")
-            begin = self._ms(stats.all_start_micros)
-            end = begin + stats.all_end_rel_micros / 1e3
-            sent = _NUMBERED.match(name)
-            if op == "_Send" and sent and sent[1] in self.nodes:
-                size = _SIZE.search(stats.timeline_label)
-                # TensorFlow numbers a _Send and its _Recv one after the other
-                copy = Sent(sent[1], int(sent[2]) + 1, begin, end, int(size[1]) if size else 0)
-                self.copies.append(copy)
-            elif op not in _TRANSFERS and name in self.nodes:
-                self.kernels[self.nodes[name].device].append(Kernel(name, begin, end))
-
-    def _check_streams(self) -> None:
-        """Raise an AuditError if GPUs worked and their streams were not traced."""
+        for device in devices:
+            if device.device.startswith("/job:"):  # the others are CUPTI's
+                for stats in device.node_stats:
+                    self.nodes[stats.node_name] = self._node(stats, device.device)
+        for node_name, node in self.nodes.items():
+            self.nodes[node_name] = node._replace(inputs=tuple(self._inputs(node.inputs)))
+        for stream in streams:
+            self._read_stream(stream)
+        # Without streams a GPU's time is unknown, because the host only knows its launches.
         on_gpus = {node.device for node in self.nodes.values() if "GPU:" in node.device}
         if on_gpus and not self.kernels:
             raise AuditError(
@@ -181,43 +135,84 @@ class Trace:
                 f" step with {_TRACE}; if it was, TensorFlow could not use CUPTI, and its log says"
                 " why (another profiler runs, or the user may not read the GPU's counters)"
             )
+        # On a CPU device a node is its own kernel, because its thread computes it.
+        for node_name, node in self.nodes.items():
+            if "GPU:" not in node.device:
+                self.kernels[node.device].append(Kernel(node_name, node.start, node.end))
+        for kernels in self.kernels.values():
+            kernels.sort(key=lambda kernel: kernel.begin)
+        self.copies.sort(key=lambda copy: copy.begin)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def _ms(self, micros: int) -> float:
+        return (micros - self._first_start) / 1e3
+
+    def _node(self, stats: Any, device: str) -> Node:
+        label = _LABEL.match(stats.timeline_label)
+        op, inputs = label.groups() if label else ("", "")
+        begin = stats.all_start_micros
+        return Node(
+            op,
+            device,
+            tuple(Input(read, 0, False) for read in inputs.split(", ") if read),
+            self._ms(min(stats.scheduled_micros or begin, begin)),
+            self._ms(begin + stats.op_start_rel_micros),
+            self._ms(begin + stats.op_end_rel_micros),
+        )
+
+    def _inputs(self, labelled: Iterable[Input]) -> Iterator[Input]:
+        """Yield the inputs whose nodes were executed, from the ones in a label."""
+        for read in labelled:
+            # A label names a result as node:1, and a control input as ^node.
+            is_control = read.node.startswith("^")
+            node_name = read.node.lstrip("^").split(":")[0]
+            received = _NUMBERED.match(node_name)
+            if node_name in self.nodes:
+                yield Input(node_name, 0, is_control)
+            elif received and received[1] in self.nodes:
+                yield Input(received[1], int(received[2]), is_control)
+
+    def _read_stream(self, stream: Any) -> None:
+        for stats in stream.node_stats:
+            node_name, _, op = stats.node_name.rpartition(":")
+            begin = self._ms(stats.all_start_micros)
+            end = begin + stats.all_end_rel_micros / 1e3
+            sent = _NUMBERED.match(node_name)
+            if op == "_Send" and sent and sent[1] in self.nodes:
+                size = _SIZE.search(stats.timeline_label)
+                # Copies are found by their _Recv, which TensorFlow numbers right after its _Send.
+                copy = Sent(sent[1], int(sent[2]) + 1, begin, end, int(size[1]) if size else 0)
+                self.copies.append(copy)
+            elif op not in _TRANSFERS and node_name in self.nodes:
+                self.kernels[self.nodes[node_name].device].append(Kernel(node_name, begin, end))
 
     # ---- the graph that ran ----------------------------------------------------------------------
 
     def sources(self) -> Edges:
         """Return for each node those whose results it reads."""
         sources: Edges = defaultdict(list)
-        for name, node in self.nodes.items():
-            sources[name] += [read.node for read in node.inputs if not read.is_control]
+        for node_name, node in self.nodes.items():
+            sources[node_name] += [read.node for read in node.inputs if not read.is_control]
         return sources
 
     def readers(self) -> Edges:
         """Return for each node those that read its result."""
         readers: Edges = defaultdict(list)
-        for name, sources in self.sources().items():
+        for node_name, sources in self.sources().items():
             for source in sources:
-                readers[source].append(name)
+                readers[source].append(node_name)
         return readers
-
-
-def _first_kernel(parts: Iterable[Any]) -> int:
-    """Return the µs of the first kernel on a GPU; 0 if there is none."""
-    starts = []
-    for part in parts:
-        for stats in part.node_stats if _STREAM.match(part.device) else ():
-            if stats.node_name.rpartition(":")[2] not in _TRANSFERS:
-                starts.append(stats.all_start_micros)
-    return min(starts, default=0)
 
 
 def reached(names: Iterable[str], edges: Edges) -> Set[str]:
     """Return the nodes to which edges lead from ``names``, without these."""
-    names = set(names)
-    found: Set[str] = set()
-    waiting = list(names)
+    starts = set(names)
+    ends: Set[str] = set()
+    waiting = list(starts)
     while waiting:
-        for name in edges.get(waiting.pop(), ()):
-            if name not in found:
-                found.add(name)
-                waiting.append(name)
-    return found - names
+        for end in edges.get(waiting.pop(), ()):
+            if end not in ends:
+                ends.add(end)
+                waiting.append(end)
+    return ends - starts

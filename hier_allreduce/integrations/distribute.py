@@ -47,11 +47,12 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             HierAllreduceError: an unknown option, no such strategy, or one with a ``wire_dtype``.
         """
         super().__init__()
-        for name, value in unknown.items():
-            is_field = name in Strategy.__dataclass_fields__
-            advice = f"; use strategy=Strategy({name}={value!r})" if is_field else ""
+        # An option of Strategy is the usual guess, so the error shows where it belongs.
+        for option, setting in unknown.items():
+            is_field = option in Strategy.__dataclass_fields__
+            advice = f"; use strategy=Strategy({option}={setting!r})" if is_field else ""
             raise HierAllreduceError(
-                f"HierarchicalAllReduce({name}={value!r}): the only option is strategy={advice}"
+                f"HierarchicalAllReduce({option}={setting!r}): the only option is strategy={advice}"
             )
         self._strategy = strategy_from(strategy)
         if self._strategy.wire_dtype:
@@ -61,7 +62,9 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
                 " page about Keras shows"
             )
-        self._peer = _peer()
+        # The peer is TensorFlow's all-reduce that is being measured; None in other programs.
+        peer = hook().peer("keras")
+        self._peer = getattr(tf.distribute, peer)() if peer else None
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
     def __iter__(self) -> NoReturn:
@@ -99,8 +102,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """
         _check_is_object(self)
         pairs = list(value_destination_pairs)
-        for value, destinations in pairs:
-            _check(reduce_op, value, destinations)
+        for per_replica, destinations in pairs:
+            _check(reduce_op, per_replica, destinations)
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
     # ---- TensorFlow's hooks behind both ------------------------------------------------------
@@ -117,63 +120,48 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     ) -> List[Any]:
         """Reduce all values with the same destinations at once."""
         average = reduce_op == tf.distribute.ReduceOp.MEAN
-        results: List[Any] = [None] * len(value_destination_pairs)
-        groups: Dict[Tuple[str, ...], List[int]] = {}  # numbers of values, by their K devices
-        for number, (value, destinations) in enumerate(value_destination_pairs):
-            devices = _devices(value, destinations, average)
+        mirrored: List[Any] = [None] * len(value_destination_pairs)
+        # Values on the same devices go through one all-reduce, so that small ones share chunks.
+        devices_to_places: Dict[Tuple[str, ...], List[int]] = {}
+        for place, (replicas, destinations) in enumerate(value_destination_pairs):
+            devices = _devices(replicas, destinations, average)
             if devices is None:
-                results[number] = super().reduce_implementation(
-                    reduce_op, value, destinations, *options
+                mirrored[place] = super().reduce_implementation(
+                    reduce_op, replicas, destinations, *options
                 )
             else:
-                groups.setdefault(devices, []).append(number)
-        for devices, numbers in groups.items():
-            pairs = [value_destination_pairs[number] for number in numbers]
+                devices_to_places.setdefault(devices, []).append(place)
+        for devices, places in devices_to_places.items():
+            pairs = [value_destination_pairs[place] for place in places]
             if self._peer:
-                reduced: Rows = _reduced_by(self._peer, reduce_op, pairs, *options)
+                peers = self._peer.batch_reduce(reduce_op, pairs, *options)
+                reduced: Rows = hook().reduced(list(zip(*map(replica_values, peers))))
             else:
-                columns = [replica_values(value) for value, _ in pairs]
-                rows = list(zip(*columns))  # K × N
-                reduced = allreduce_grads(rows, devices, average, self._strategy)
-            mirrored = self._mirrored(devices, pairs[0][1])
-            for number, column in zip(numbers, zip(*reduced)):
-                results[number] = mirrored(column)
-        return results
-
-    def _mirrored(
-        self, devices: Tuple[str, ...], destinations: Any
-    ) -> Callable[[Tuple[Any, ...]], Any]:
-        """Return a function from K tensors, one on each device, to a ``Mirrored`` value."""
-        if devices not in self._makers:
-            # The class is not public. The result of ``broadcast``, which is, has it.
-            example = self.broadcast(tf.constant(0.0), destinations)
-            self._makers[devices] = mirrored_factory(example)
-        return self._makers[devices]
+                columns = [replica_values(replicas) for replicas, _ in pairs]
+                grads = list(zip(*columns))  # K × N
+                reduced = allreduce_grads(grads, devices, average, self._strategy)
+            # The class of a result is not public. The result of ``broadcast``, which is, has it.
+            if devices not in self._makers:
+                example = self.broadcast(tf.constant(0.0), pairs[0][1])
+                self._makers[devices] = mirrored_factory(example)
+            for place, column in zip(places, zip(*reduced)):
+                mirrored[place] = self._makers[devices](column)
+        return mirrored
 
 
-def _peer() -> Any:
-    """Return TensorFlow's all-reduce that is being measured; None in other programs."""
-    name = hook().peer("keras")
-    return getattr(tf.distribute, name)() if name else None
-
-
-def _reduced_by(peer: Any, reduce_op: Any, pairs: Any, *options: Any) -> Rows:
-    """Return K rows of N values that a peer has reduced."""
-    values = peer.batch_reduce(reduce_op, pairs, *options)
-    return hook().reduced(list(zip(*map(replica_values, values))))
-
-
-def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:
+def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:
     """Return the K devices of the result, in the replicas' order; None if it is no all-reduce."""
-    tensors = replica_values(value)
+    tensors = replica_values(replicas)
     for tensor in tensors:
         if not isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
             return None
+        # TensorFlow computes the mean of integers in float64.
         if average and tensor.dtype.is_integer:
             return None
     if isinstance(destinations, str):
         return None
     devices = tuple(destination.device for destination in replica_values(destinations))
+    # One destination for several replicas, such as the host, is a reduction without copies back.
     is_one_to_one = len(devices) == len(tensors) == len(set(devices))
     return devices if is_one_to_one and all(devices) else None
 
@@ -187,7 +175,7 @@ def _check_is_object(ops: Any) -> None:
         )
 
 
-def _check(reduce_op: Any, value: Any, destinations: Any) -> None:
+def _check(reduce_op: Any, per_replica: Any, destinations: Any) -> None:
     """Check a value before TensorFlow looks at it.
 
     TensorFlow returns a single tensor as the sum of all replicas.
@@ -196,7 +184,7 @@ def _check(reduce_op: Any, value: Any, destinations: Any) -> None:
         HierAllreduceError: a tensor that is neither dense nor ``tf.IndexedSlices``; or several
             replicas give the same tensor for a sum.
     """
-    tensors = replica_values(value)
+    tensors = replica_values(per_replica)
     for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
             raise HierAllreduceError(
@@ -206,6 +194,7 @@ def _check(reduce_op: Any, value: Any, destinations: Any) -> None:
             )
     if reduce_op != tf.distribute.ReduceOp.SUM or len(tensors) > 1:
         return
+    # A single value may stand for all replicas, because TensorFlow keeps equal tensors once.
     strategy = tf.distribute.get_strategy()
     replicas = max(strategy.num_replicas_in_sync, len(replica_values(destinations)))
     if replicas > 1:

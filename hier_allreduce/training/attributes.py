@@ -25,25 +25,27 @@ class _Same:
         return isinstance(other, _Same) and self.held is other.held
 
 
-def attributes_of(value: Any, seen: Set[int]) -> Any:
+def attributes_of(state: Any, seen: Set[int]) -> Any:
     """Return what can be compared with the same of a later time: of an optimizer its attributes."""
-    if isinstance(value, (type(None), bool, int, float, complex, str, bytes)):
-        return value
-    if id(value) in seen:
-        return _Same(value)
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, (dict, list, tuple, set, frozenset, tf1.train.Optimizer)):
-        seen.add(id(value))
-    if isinstance(value, tf1.train.Optimizer):
-        return attributes_of(vars(value), seen)
-    if isinstance(value, dict):
-        return [(attributes_of(key, seen), attributes_of(value[key], seen)) for key in value]
-    if isinstance(value, (list, tuple)):
-        return [attributes_of(item, seen) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(id, value))
-    return _Same(value)
+    if isinstance(state, (type(None), bool, int, float, complex, str, bytes)):
+        return state
+    if id(state) in seen:
+        return _Same(state)
+    if isinstance(state, np.ndarray):
+        return state.dtype.str, state.shape, state.tobytes()
+    # Objects that hold others are noted before these are read, because they may hold each other.
+    if isinstance(state, (dict, list, tuple, set, frozenset, tf1.train.Optimizer)):
+        seen.add(id(state))
+    if isinstance(state, tf1.train.Optimizer):
+        return attributes_of(vars(state), seen)
+    if isinstance(state, dict):
+        return [(attributes_of(key, seen), attributes_of(state[key], seen)) for key in state]
+    if isinstance(state, (list, tuple)):
+        return [attributes_of(member, seen) for member in state]
+    # Members of a set are known by their ids, because a set has no order in which to compare them.
+    if isinstance(state, (set, frozenset)):
+        return sorted(map(id, state))
+    return _Same(state)
 
 
 @contextlib.contextmanager
@@ -57,24 +59,29 @@ def unchanged(optimizer: Any, towers: int) -> Iterator[None]:
     if towers == 1:
         yield
         return
-    before = {name: attributes_of(value, set()) for name, value in vars(optimizer).items()}
+    before = {
+        attribute: attributes_of(state, set()) for attribute, state in vars(optimizer).items()
+    }
     yield
-    for name, value in vars(optimizer).items():
-        if name not in before or attributes_of(value, set()) != before[name]:
-            kind = type(optimizer).__name__
+    for attribute, state in vars(optimizer).items():
+        if attribute not in before or attributes_of(state, set()) != before[attribute]:
+            # The attribute is named, because the cure is to compute it elsewhere.
+            optimizer_class = type(optimizer).__name__
             raise HierAllreduceError(
-                f"{kind}.compute_gradients changes {kind}.{name}, and is called for each of"
-                f" {towers} towers: the update of all would use what one tower left there. Compute"
-                " it in apply_gradients, from the reduced gradients, or before the towers"
+                f"{optimizer_class}.compute_gradients changes {optimizer_class}.{attribute}, and is"
+                f" called for each of {towers} towers: the update of all would use what one tower"
+                " left there. Compute it in apply_gradients, from the reduced gradients, or before"
+                " the towers"
             )
 
 
 def numbers_of(optimizer: Any) -> Dict[str, Any]:
     """Return the numbers among the attributes of an optimizer, and of those in its attributes."""
-    numbers: Dict[str, Any] = {}
-    for name, value in vars(optimizer).items():
-        if isinstance(value, tf1.train.Optimizer):
-            numbers.update({f"{name}.{key}": number for key, number in numbers_of(value).items()})
-        elif isinstance(value, (bool, int, float)):
-            numbers[name] = value
-    return numbers
+    attribute_to_number: Dict[str, Any] = {}
+    for attribute, state in vars(optimizer).items():
+        if isinstance(state, tf1.train.Optimizer):
+            for inner, setting in numbers_of(state).items():
+                attribute_to_number[f"{attribute}.{inner}"] = setting
+        elif isinstance(state, (bool, int, float)):
+            attribute_to_number[attribute] = state
+    return attribute_to_number

@@ -21,8 +21,9 @@ import tensorflow as tf
 from ..compat import slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..graph import copy_from_tower_0
+from ..graph.edges import first_needs
 from ..graph.names import where
-from .reads import Reads, last_writes, ops_before, uses_of, writers_of
+from .reads import Reads, uses_of, writers_of
 from .replicas import copies_by_name
 from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
 
@@ -49,21 +50,32 @@ def update_once(
     grads = towers.reduce_on(0)
     graph = tf1.get_default_graph()
     made_before = len(graph.get_operations())
-    given = {name: _on_tower_0(value, variables) for name, value in (arguments or {}).items()}
+    # Arguments may list any tower's variables, because a program knows all of them.
+    id_to_own = {id(var): column[0] for column in zip(*variables) for var in column}
+    given = {key: _on_tower_0(value, id_to_own) for key, value in (arguments or {}).items()}
     with tf1.device(towers.devices[0]), towers.scope(0), slots_in_any_scope():
         pairs = list(zip(grads, variables[0]))
         updated = optimizer.apply_gradients(pairs, **given)
-    kind = type(optimizer).__name__
+    optimizer_class = type(optimizer).__name__
     if updated is None:
         raise HierAllreduceError(
-            f"{kind}.apply_gradients returned None: it must return the op of its update"
+            f"{optimizer_class}.apply_gradients returned None: it must return the op of its update"
         )
     ends = tf.nest.flatten(updated)
-    # an op that the optimizer made and that no step runs, such as a reset, is the user's to run
-    in_step = ops_before(getattr(end, "op", end) for end in ends)
+    # An op that no step runs, such as a reset, is left alone, because the user runs it.
+    in_step = set(first_needs([[getattr(end, "op", end) for end in ends]]))
     added = in_step.intersection(graph.get_operations()[made_before:])
-    _check_uses_tower_0(kind, towers, added)
+    # No update on one device uses another tower's variable, because there is none.
+    for tower, variables_there in enumerate(variables[1:], 1):
+        for var in variables_there:
+            if uses_of(var, added):
+                raise HierAllreduceError(
+                    f"{optimizer_class}: the update uses {var.op.name!r} of"
+                    f" {where(tower, towers.devices)}, and runs once, on tower 0. Use the variables"
+                    " that apply_gradients gets"
+                )
     warn_of_moved_updates(optimizer, variables[0], added)
+    # Copies are found by name too, because an optimizer may write averages of its own.
     copies = copies_by_name(variables, towers.devices)
     reads.hold_writes(copies[0], added)
     copied = _copy_new_values(copies, towers, ends, added, reads)
@@ -78,47 +90,36 @@ def _copy_new_values(
     reads: Reads,
 ) -> List[Any]:
     """Return ops that copy each variable that ``added`` ops wrote, as soon as the last has run."""
+    # One tower has the new values already.
     if len(towers.devices) == 1:
         return []
     written = [column for column in zip(*copies) if writers_of(column[0], added)]
-    values = []
+    # Each value waits for its own writes only, so that the first copies start early.
+    new_values = []
     for column in written:
-        after = last_writes(column[0], added) or ends
-        with tf.control_dependencies(after), tf1.device(towers.devices[0]):
-            values.append(column[0].read_value())
-    rows = copy_from_tower_0(values, towers.devices) if values else []
+        new_values.append(reads.new_value(column[0], towers.devices[0], added, ends))
+    copied = copy_from_tower_0(new_values, towers.devices) if new_values else []
     ops = []
-    for tower, row in enumerate(rows):
-        for column, value in zip(written, row) if tower else ():
-            var = column[tower]
-            with tf1.device(towers.devices[tower]), tf.control_dependencies(reads.of(var)):
-                ops.append(var.assign(value, read_value=False))
+    for tower, values_there in enumerate(copied):
+        for column, new_value in zip(written, values_there) if tower else ():
+            ops.append(reads.assign(column[tower], new_value, towers.devices[tower]))
     return ops
 
 
-def _on_tower_0(value: Any, variables: ReplicatedVariables) -> Any:
-    """Return an argument, or a container of them, with tower 0's variables for any tower's."""
-    of_tower_0 = {id(var): column[0] for column in zip(*variables) for var in column}
+def _on_tower_0(argument: Any, id_to_own: Dict[int, Any]) -> Any:
+    """Return an argument, or a container of them, with tower 0's variables for any tower's.
 
-    def replaced(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {replaced(key): replaced(inner) for key, inner in item.items()}
-        if isinstance(item, (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)):
-            item = list(item)
-        if isinstance(item, (list, tuple, set, frozenset)):
-            make = getattr(item, "_make", type(item))  # of a namedtuple
-            return make([replaced(inner) for inner in item])
-        return of_tower_0.get(id(item), item)
-
-    return replaced(value)
-
-
-def _check_uses_tower_0(kind: str, towers: Towers, added: Set[Any]) -> None:
-    """Check that an update uses no variable of another tower; one device has none."""
-    for tower, row in enumerate(towers.variables):
-        for var in row if tower else ():
-            if uses_of(var, added):
-                raise HierAllreduceError(
-                    f"{kind}: the update uses {var.op.name!r} of {where(tower, towers.devices)},"
-                    " and runs once, on tower 0. Use the variables that apply_gradients gets"
-                )
+    Args:
+        argument: one of the optimizer's ``apply_gradients``, or what it holds.
+        id_to_own: tower 0's copies of all variables, by the ids of these.
+    """
+    if isinstance(argument, dict):
+        items = argument.items()
+        return {_on_tower_0(key, id_to_own): _on_tower_0(held, id_to_own) for key, held in items}
+    # An iterator can be read once, so what it gives becomes a list.
+    if isinstance(argument, (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)):
+        argument = list(argument)
+    if isinstance(argument, (list, tuple, set, frozenset)):
+        make = getattr(argument, "_make", type(argument))  # of a namedtuple
+        return make([_on_tower_0(member, id_to_own) for member in argument])
+    return id_to_own.get(id(argument), argument)

@@ -21,6 +21,7 @@ from .replicas import (
     comparison,
     copies_by_name,
     copies_of_model,
+    distinct,
 )
 from .towers import Pairs, ReplicatedVariables, Towers, Transform
 from .update import check_optimizer, check_options, check_variables, update_towers
@@ -28,7 +29,7 @@ from .update import check_optimizer, check_options, check_variables, update_towe
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
-# a variable that init_op writes: in no collection, so that nothing else initializes or saves it
+# A variable that init_op writes is in no collection, so that nothing else initializes or saves it.
 _STARTED = "hier_allreduce_started"
 _OPTIONS = (
     *("average", "strategy", "update", "transform"),
@@ -191,7 +192,16 @@ class TowerOptimizer:
                 f"global_step={global_step!r}: expected a variable, such as"
                 " tf.compat.v1.train.get_or_create_global_step()"
             )
-        self._check_arguments(arguments)
+        # TensorFlow would name an unknown argument only, and not those that the optimizer has.
+        parameters = inspect.signature(self._optimizer.apply_gradients).parameters
+        takes_all = any(known.kind is known.VAR_KEYWORD for known in parameters.values())
+        for argument in arguments if not takes_all else ():
+            if argument not in parameters:
+                raise HierAllreduceError(
+                    f"{type(self._optimizer).__name__}.apply_gradients has no argument"
+                    f" {argument!r}; it has {', '.join(parameters)}"
+                )
+        # Copies are those of one graph, because each graph has its own variables.
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
         rows = check_variables(tower_grads_and_vars, self.devices, earlier)
@@ -202,20 +212,10 @@ class TowerOptimizer:
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
-        self._updated = [[*row, *others] for row, others in zip(earlier, copies)]
+        # Several calls may update one variable, whose copies count once.
+        self._updated = distinct([[*before, *new] for before, new in zip(earlier, copies)])
         started = _assert_started() if len(self.devices) > 1 else tf.no_op()
         return tf.group(op, started, name=name or "train_op")
-
-    def _check_arguments(self, arguments: Dict[str, Any]) -> None:
-        """Check that the optimizer's ``apply_gradients`` has these arguments."""
-        known = inspect.signature(self._optimizer.apply_gradients).parameters
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-        for name in arguments if not takes_all else ():
-            if name not in known:
-                kind = type(self._optimizer).__name__
-                raise HierAllreduceError(
-                    f"{kind}.apply_gradients has no argument {name!r}; it has {', '.join(known)}"
-                )
 
     @property
     def init_op(self) -> Any:
@@ -244,8 +244,9 @@ class TowerOptimizer:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
                 finalized graph.
         """
-        drift: Drift = self._op(comparison, _known)(session)
-        compared = {id(var) for row in self._copies(copies_of_model) for var in row}
+        drift: Drift = self._op(comparison)(session)
+        # A variable that one tower lacks is named, because no comparison can see it.
+        compared = {id(var) for copies in self._copies(copies_of_model) for var in copies}
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         return drift._replace(
             alone=tuple(var.op.name for var in trainable if id(var) not in compared)
@@ -271,33 +272,41 @@ class TowerOptimizer:
         Variables of the other towers get initial values in every new session, and tower 0's by the
         hook.
         """
-        others = [var for row in self._copies(copies_by_name)[1:] for var in row]
-        copied = set(map(id, others))
+        # Other towers' variables start anew in each session, because a checkpoint lacks them.
+        copies = self._copies(copies_by_name)
+        on_others = [var for variables in copies[1:] for var in variables]
+        copied = set(map(id, on_others))
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
-            start = [tf1.train.Scaffold.default_local_init_op(), tf1.variables_initializer(others)]
+            start = [
+                tf1.train.Scaffold.default_local_init_op(),
+                tf1.variables_initializer(on_others),
+            ]
             options.setdefault(
                 "saver", tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
             )
-            # by default a session waits for all global variables before it runs local_init_op
+            # By default a session waits for all global variables before it runs local_init_op.
             options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
             options.setdefault("local_init_op", tf.group(*start))
             return tf1.train.Scaffold(**options)
 
-    def _copies(self, choose: Any) -> ReplicatedVariables:
-        """Return the copies of a choice among the variables that exist now."""
+    def _copies(self, choose: Any = None) -> ReplicatedVariables:
+        """Return the copies that updates write; or a choice among the variables that exist now."""
         if not any(self._updated):
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known"
                 " only afterwards"
             )
+        if choose is None:
+            return self._updated
         with self._graph.as_default():
             copies: ReplicatedVariables = choose(self._updated, self.devices)
             return copies
 
-    def _op(self, function: Any, choose: Any) -> Any:
+    def _op(self, function: Any, choose: Any = None) -> Any:
         """Return the op, or the comparison, of the copies that exist now; it is built once."""
         copies = self._copies(choose)
+        # The names are in the key, because variables may be created after the op was built.
         key = function, tuple(var.op.name for var in copies[0])
         if key not in self._ops:
             if self._graph.finalized:
@@ -311,17 +320,12 @@ class TowerOptimizer:
         return self._ops[key]
 
 
-def _known(updated: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return the copies that updates write, each once."""
-    columns = {id(column[0]): column for column in zip(*updated)}
-    return [list(row) for row in zip(*columns.values())]
-
-
 # ---- a step trains only once init_op has run -----------------------------------------------------
 
 
 def _start(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return the op that copies tower 0's variables, and notes that it has run."""
+    # The note comes after the copies, so that no step trains in between.
     with tf.control_dependencies([broadcast(copies, devices)]), tf1.device("/cpu:0"):
         return tf.raw_ops.AssignVariableOp(resource=_started(), value=tf.constant(True))
 
@@ -348,10 +352,11 @@ class _Hook(tf1.train.SessionRunHook):
         self._owner = owner
         self._steps = 0
 
+    # Ops are added here, because a session finalizes its graph.
     def begin(self) -> None:
         self._start = self._owner.init_op
         owner = self._owner
-        compare = owner._op(comparison, _known)
+        compare = owner._op(comparison)
         self._comparison = PeriodicComparison(compare, owner._check_every, owner._cluster)
 
     def after_create_session(self, session: Any, coord: Any) -> None:

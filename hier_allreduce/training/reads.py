@@ -13,17 +13,20 @@ comes when its own chunk is there.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Iterable, List, Sequence, Set
 
 import tensorflow as tf
 
 from ..compat import add_control_edge, is_resource, tf1
+from ..graph.edges import first_needs
 
-_WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")  # they take a handle, but read no value
+# These take a handle without a read of its value.
+_WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", *_WITHOUT_VALUE)
-# into the branches and loops of control flow 1 a handle goes through these
+# A handle goes through these into the branches and loops of control flow 1.
 _PASS_ON = ("Switch", "Enter", "Identity")
-# each of these ops changes one variable, and has changed it when it ends
+# Each of these ops changes one variable, and has changed it when it ends.
 _WRITES = (
     *("Assign", "ResourceApply", "ResourceSparseApply"),
     *("ResourceScatter", "ResourceStridedSlice"),
@@ -36,12 +39,14 @@ class Reads:
     def __init__(self, grads: Sequence[Sequence[Any]]):
         self._graph = tf1.get_default_graph()
         ends: List[Any] = []
-        for row in grads:
-            for grad in row:
-                ends += _ops_of(grad)
-        # a gradient of an outer graph is complete before a function's ops run
+        for grad in itertools.chain(*grads):
+            if isinstance(grad, tf.IndexedSlices):
+                ends += [grad.values.op, grad.indices.op]
+            elif grad is not None:
+                ends.append(grad.op)
+        # A gradient of an outer graph needs no edge, because a function's ops run after it.
         self._ends = [op for op in ends if op.graph is self._graph]
-        self._needed = ops_before(self._ends)
+        self._needed = first_needs([self._ends])
 
     def of(self, var: Any) -> List[Any]:
         """Return the ops after which the gradients do not need the value of ``var`` any more."""
@@ -50,8 +55,8 @@ class Reads:
         here = self._graph._get_control_flow_context()
         users = _users(_handle(self._graph, var))
         reads = [op for op in users if op in self._needed and op.type not in _WITHOUT_VALUE]
+        # The gradients stand for reads in a loop or branch, because no edge may lead out of it.
         if any(op._get_control_flow_context() not in (None, here) for op in reads):
-            # no edge may leave a loop or a branch, but all that is in it precedes the gradients
             reads += self._ends
         may_lead_here = (None, here)
         reads = [op for op in reads if op._get_control_flow_context() in may_lead_here]
@@ -63,34 +68,45 @@ class Reads:
         for var in filter(is_resource, variables):
             reads = self.of(var)
             outside = [op for op in reads if op._get_control_flow_context() is None]
-            # these write, or lead to a write in a function, a branch or a loop
-            entrances = [op for op in _handle(self._graph, var).consumers() if op in added]
-            for op in entrances:
-                if op.type not in _READS:
-                    _wait(op, outside)
+            # Ops that take the handle wait, because each leads to all writes in what it enters.
+            users = _handle(self._graph, var).consumers()
+            _wait([op for op in users if op in added and op.type not in _READS], outside)
+            # Reads in the branch that is being built hold only the writes in the same branch.
             if here is not None:
                 inside = [op for op in reads if op not in outside]
-                for op in writers_of(var, added):
-                    if op._get_control_flow_context() is here:
-                        _wait(op, inside)
+                writers = writers_of(var, added)
+                _wait([op for op in writers if op._get_control_flow_context() is here], inside)
+
+    def new_value(self, var: Any, device: Any, added: Set[Any], ends: Sequence[Any]) -> Any:
+        """Return the value of ``var`` once the ``added`` ops have written it.
+
+        Args:
+            var: a resource variable.
+            device: the one on which it is read.
+            added: the ops of an update.
+            ends: what to wait for where a loop, a branch or a function may write the variable, so
+                that nobody can tell which of the ops is the last to do so.
+        """
+        here = self._graph._get_control_flow_context()
+        writers = writers_of(var, added)
+        # The ends of the update come after all its writes, wherever these are.
+        are_known = all(
+            op.type.startswith(_WRITES) and op._get_control_flow_context() is here for op in writers
+        )
+        after = writers if writers and are_known else ends
+        with tf.control_dependencies(after), tf1.device(device):
+            return var.read_value()
+
+    def assign(self, var: Any, value: Any, device: Any) -> Any:
+        """Return the op that gives ``var`` a value on its device, after the reads of the old."""
+        with tf1.device(device), tf.control_dependencies(self.of(var)):
+            return var.assign(value, read_value=False)
 
 
-def _wait(op: Any, reads: Iterable[Any]) -> None:
-    for read in reads:
-        add_control_edge(read, op)
-
-
-def ops_before(ends: Iterable[Any]) -> Set[Any]:
-    """Return ops and all that they need, by data or control edges."""
-    needed: Set[Any] = set()
-    waiting = list(ends)
-    while waiting:
-        op = waiting.pop()
-        if op not in needed:
-            needed.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-            waiting.extend(op.control_inputs)
-    return needed
+def _wait(ops: Iterable[Any], reads: Sequence[Any]) -> None:
+    for op in ops:
+        for read in reads:
+            add_control_edge(read, op)
 
 
 def uses_of(var: Any, added: Set[Any]) -> List[Any]:
@@ -106,24 +122,12 @@ def writers_of(var: Any, added: Set[Any]) -> List[Any]:
     return [op for op in uses_of(var, added) if op.type not in _READS]
 
 
-def last_writes(var: Any, added: Set[Any]) -> List[Any]:
-    """Return the ops after which ``var`` has its new value; none if that cannot be told.
-
-    It can if no loop, branch or function among the ``added`` ops may write the variable.
-    """
-    here = tf1.get_default_graph()._get_control_flow_context()
-    writers = writers_of(var, added)
-    for op in writers:
-        if not op.type.startswith(_WRITES) or op._get_control_flow_context() is not here:
-            return []
-    return writers
-
-
 def _users(handle: Any) -> List[Any]:
     users = []
     tensors = [handle]
     for tensor in tensors:  # the list grows while it is read
         for op in tensor.consumers():
+            # What a branch or loop reads is the same variable under another handle.
             if op.type in _PASS_ON:
                 tensors += op.outputs
             else:
@@ -135,9 +139,3 @@ def _handle(graph: Any, var: Any) -> Any:
     """Return the handle of ``var`` as the ops of a graph, or of a function's graph, take it."""
     handle = var.handle
     return handle if getattr(handle, "graph", None) is graph else graph.capture(handle)
-
-
-def _ops_of(grad: Any) -> List[Any]:
-    if isinstance(grad, tf.IndexedSlices):
-        return [grad.values.op, grad.indices.op]
-    return [] if grad is None else [grad.op]

@@ -26,16 +26,8 @@ from ..graph import copy_from_tower_0
 from ..graph.record import log_once
 from .towers import ReplicatedVariables
 
-ByName = Dict[str, List[Any]]  # a tower's variables, by their names on tower 0
-
 # the last level in the names of batch normalization's averages, in Keras and in tf.layers
 _AVERAGES = ("moving_mean", "moving_variance")
-
-
-def all_variables() -> List[Any]:
-    """Return the global and the local variables of the current graph, each once."""
-    variables = tf1.global_variables() + tf1.local_variables()
-    return list({id(var): var for var in variables}.values())
 
 
 # ---- which variables are copies ------------------------------------------------------------------
@@ -47,8 +39,14 @@ def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
     The names of the variables are kept, because the variables would keep their graph alive.
     """
     noted = _noted_names(devices)
-    for names, new_names in zip(noted, _names_of(copies)):
-        names += new_names
+    for names_there, new_names in zip(noted, _names_of(copies)):
+        names_there += new_names
+
+
+def distinct(copies: ReplicatedVariables) -> ReplicatedVariables:
+    """Return copies, each once: several updates may have the same."""
+    id_to_column = {id(column[0]): column for column in zip(*copies)}
+    return [list(variables) for variables in zip(*id_to_column.values())]
 
 
 def copies_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
@@ -57,18 +55,27 @@ def copies_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> Replic
     Variables that are local on tower 0, such as metrics, count differently on every tower and are
     no copies.
     """
-    columns = {id(column[0]): column for column in zip(*known)}
-    once = list(zip(*columns.values()))
-    is_known = set(map(id, itertools.chain(*once)))
-    local = set(map(id, tf1.local_variables()))
-    tower_names = TowerNames(_appended(_names_of(known), _noted_names(devices)))
-    towers: List[ByName] = [defaultdict(list) for _ in known]
-    for var in all_variables():
-        tower, name = tower_names.find(var.op.name)
-        is_private = tower == 0 and id(var) in local
-        if id(var) not in is_known and not is_private:
-            towers[tower][name].append(var)
-    return _appended(once, _columns(towers))
+    # Trained variables are copies by their place; only the others are found by their names.
+    copies = distinct(known)
+    known_ids = set(map(id, itertools.chain(*copies)))
+    local_ids = set(map(id, tf1.local_variables()))
+    noted = zip(_names_of(known), _noted_names(devices))
+    tower_names = TowerNames([[*names, *earlier] for names, earlier in noted])
+    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in known]
+    # A variable may be in both collections, and counts once.
+    id_to_variable = {id(var): var for var in tf1.global_variables() + tf1.local_variables()}
+    for var in id_to_variable.values():
+        tower, name_on_0 = tower_names.find(var.op.name)
+        is_private = tower == 0 and id(var) in local_ids
+        if id(var) not in known_ids and not is_private:
+            towers[tower][name_on_0].append(var)
+    # Where towers have unequally many variables of a name, nobody can tell which are copies.
+    for name_on_0, on_tower_0 in towers[0].items():
+        same_name = [tower.get(name_on_0, []) for tower in towers]
+        if all(len(variables) == len(on_tower_0) for variables in same_name):
+            for variables, more in zip(copies, same_name):
+                variables += more
+    return copies
 
 
 def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
@@ -84,6 +91,7 @@ def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Repli
     collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
     for collection in collections:
         in_model.update(map(id, tf1.get_collection(collection)))
+    # A slot or an average has the name of its variable somewhere in its own.
     names_of_known = {*_names_of(known)[0], *_noted_names(devices)[0]}
 
     def is_of_model(var: Any) -> bool:
@@ -93,6 +101,7 @@ def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Repli
         paths = itertools.combinations(range(len(levels) + 1), 2)
         return any("/".join(levels[start:end]) in names_of_known for start, end in paths)
 
+    # Towers may rightly differ in variables that do not belong to the model, so these stay.
     columns = list(zip(*copies_by_name(known, devices)))
     own = [column[0].op.name for column in columns if not is_of_model(column[0])]
     if own:
@@ -103,7 +112,7 @@ def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Repli
             " makes it one of the model"
         )
     kept = [column for column in columns if is_of_model(column[0])]
-    return [list(row) for row in zip(*kept)]
+    return [list(variables) for variables in zip(*kept)]
 
 
 _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K rows of names
@@ -111,33 +120,14 @@ _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K r
 
 def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
     """Return K rows of the names of copies that updates in the current graph noted."""
-    by_devices = _noted.setdefault(outer_graph(), {})
-    rows: List[List[str]] = by_devices.setdefault(tuple(devices), [[] for _ in devices])
-    return rows
+    devices_to_names = _noted.setdefault(outer_graph(), {})
+    names: List[List[str]] = devices_to_names.setdefault(tuple(devices), [[] for _ in devices])
+    return names
 
 
 def _names_of(variables: ReplicatedVariables) -> List[List[str]]:
     """Return the names of K rows of variables."""
-    rows = []
-    for row in variables:
-        rows.append([var.op.name for var in row])
-    return rows
-
-
-def _appended(rows: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> List[List[Any]]:
-    """Return K rows, each followed by its row of ``others``."""
-    return [[*row, *after] for row, after in zip(rows, others)]
-
-
-def _columns(towers: Sequence[ByName]) -> ReplicatedVariables:
-    """Return the variables with a name of which all towers have equally many."""
-    rows: ReplicatedVariables = [[] for _ in towers]
-    for name, first in towers[0].items():
-        found = [tower.get(name, []) for tower in towers]
-        if all(len(variables) == len(first) for variables in found):
-            for row, variables in zip(rows, found):
-                row += variables
-    return rows
+    return [[var.op.name for var in variables_there] for variables_there in variables]
 
 
 class TowerNames:
@@ -152,59 +142,45 @@ class TowerNames:
     """
 
     def __init__(self, names: Sequence[Sequence[str]]):
-        self._variables: Dict[str, Tuple[int, str]] = {}  # tower, and name on tower 0
-        self._scopes: Dict[str, Tuple[int, str]] = {}
-        for tower, row in enumerate(names):
-            for name, first in zip(row, names[0]):
-                self._variables[name] = tower, first
-                if tower:
-                    self._add_scope(tower, name, first)
+        # both to a tower, and to the name on tower 0
+        self._variable_to_copy: Dict[str, Tuple[int, str]] = {}
+        self._scope_to_copy: Dict[str, Tuple[int, str]] = {}
+        for tower, names_there in enumerate(names):
+            for variable, copy_on_0 in zip(names_there, names[0]):
+                self._variable_to_copy[variable] = tower, copy_on_0
+                if tower == 0:
+                    continue
+                # The levels with which both names end are the variable's, so the others are scopes.
+                levels = variable.split("/")
+                levels_on_0 = copy_on_0.split("/")
+                while levels and levels_on_0 and levels[-1] == levels_on_0[-1]:
+                    levels.pop()
+                    levels_on_0.pop()
+                scope_on_0 = "/".join(levels_on_0)
+                self._scope_to_copy.setdefault("/".join(levels), (tower, scope_on_0))
+                self._scope_to_copy.setdefault(scope_on_0, (0, scope_on_0))
 
-    def _add_scope(self, tower: int, name: str, first: str) -> None:
-        """Note the scopes in which a variable and its copy on tower 0 have the same name."""
-        levels = name.split("/")
-        first_levels = first.split("/")
-        while levels and first_levels and levels[-1] == first_levels[-1]:
-            levels.pop()
-            first_levels.pop()
-        on_tower_0 = "/".join(first_levels)
-        self._scopes.setdefault("/".join(levels), (tower, on_tower_0))
-        self._scopes.setdefault(on_tower_0, (0, on_tower_0))
-
-    def find(self, name: str) -> Tuple[int, str]:
-        """Return the tower of a variable, and the name of its copy on tower 0."""
+    def find(self, variable: str) -> Tuple[int, str]:
+        """Return the tower of a variable's name, and the name of its copy on tower 0."""
         tower: Optional[int] = None
         renamed: List[str] = []
-        levels = name.split("/")
+        levels = variable.split("/")
         while levels:
-            found, length = self._beginning(levels, tower)
-            if found is None:
+            # The longest beginning counts, because a variable's name may be another one's scope.
+            for length in range(len(levels), 0, -1):
+                beginning = "/".join(levels[:length])
+                copy_on_0 = self._variable_to_copy.get(beginning)
+                if copy_on_0 is None and tower is None and length < len(levels):
+                    copy_on_0 = self._scope_to_copy.get(beginning)
+                # A name belongs to one tower, so what it has of another tower's is a coincidence.
+                if copy_on_0 is not None and tower in (None, copy_on_0[0]):
+                    tower = copy_on_0[0]
+                    renamed.append(copy_on_0[1])
+                    levels = levels[length:]
+                    break
+            else:
                 renamed.append(levels.pop(0))
-                continue
-            tower, on_tower_0 = found
-            renamed.append(on_tower_0)
-            levels = levels[length:]
         return tower or 0, "/".join(filter(None, renamed))
-
-    def name_on_tower_0(self, name: str) -> str:
-        """Return the name of a variable's copy on tower 0."""
-        return self.find(name)[1]
-
-    def _beginning(
-        self, levels: Sequence[str], tower: Optional[int]
-    ) -> Tuple[Optional[Tuple[int, str]], int]:
-        """Return the longest variable or scope with which ``levels`` begin, and its length.
-
-        It belongs to ``tower``, if that is known.
-        """
-        for length in range(len(levels), 0, -1):
-            key = "/".join(levels[:length])
-            found = self._variables.get(key)
-            if found is None and tower is None and length < len(levels):
-                found = self._scopes.get(key)
-            if found is not None and tower in (None, found[0]):
-                return found, length
-        return None, 0
 
 
 # ---- copying and comparing -----------------------------------------------------------------------
@@ -212,15 +188,15 @@ class TowerNames:
 
 def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return an op that copies tower 0's variables to the other towers."""
-    values = []
+    on_tower_0 = []
     for var in copies[0]:
         with _device_of(var):
-            values.append(var.read_value())
+            on_tower_0.append(var.read_value())
     assigned = []
-    for variables, row in zip(copies[1:], copy_from_tower_0(values, devices)[1:]):
-        for var, value in zip(variables, row):
+    for variables, values_there in zip(copies[1:], copy_from_tower_0(on_tower_0, devices)[1:]):
+        for var, new_value in zip(variables, values_there):
             with _device_of(var):
-                assigned.append(var.assign(value).op)
+                assigned.append(var.assign(new_value).op)
     return tf.group(*assigned)
 
 
@@ -246,15 +222,15 @@ class Drift(NamedTuple):
     alone: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        text = "all towers are equal"
+        sentence = "all towers are equal"
         if self.variables:
             more = f" and {len(self.variables) - 1} more" if self.variables[1:] else ""
             verb = "differ" if more else "differs"
-            text = f"{self.variables[0]!r}{more} {verb} between tower 0 and tower {self.tower}"
+            sentence = f"{self.variables[0]!r}{more} {verb} between tower 0 and tower {self.tower}"
         if self.alone:
-            names = ", ".join(map(repr, self.alone))
-            text += f"; not on every tower, and so not compared: {names}"
-        return text
+            listed = ", ".join(map(repr, self.alone))
+            sentence += f"; not on every tower, and so not compared: {listed}"
+        return sentence
 
 
 def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
@@ -263,43 +239,27 @@ def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[
     Two checksums of each variable are compared. The host computes them one after another, because
     they need more memory than the variable.
     """
+    # Strings stay out, because a checksum adds up the bits of numbers.
     compared = [column for column in zip(*copies) if column[0].dtype.base_dtype != tf.string]
-    rows: List[List[Any]] = [[] for _ in devices]  # K×V
+    checksums: List[List[Any]] = [[] for _ in devices]  # K×V
     before: List[Any] = []
     for column in compared:
-        for var, row in zip(column, rows):
+        for var, checksums_there in zip(column, checksums):
             with tf.control_dependencies(before):
                 with _device_of(var):
-                    value = var.read_value()
+                    read = var.read_value()
                 with tf1.device("/cpu:0"):
-                    row.append(checksum_of(value))
-            before = [row[-1]]
+                    checksums_there.append(checksum_of(read))
+            before = [checksums_there[-1]]
 
     def compare(session: Any) -> Drift:
-        sums = np.reshape(session.run(rows), [len(rows), -1, 2])  # K×V×2
-        are_other = (sums != sums[0]).any(axis=2)
-        names = [compared[n][0].op.name for n in np.flatnonzero(are_other.any(axis=0))]
-        towers = np.flatnonzero(are_other.any(axis=1))
-        return Drift(tuple(names), int(towers[0])) if names else Drift()
+        sums = np.reshape(session.run(checksums), [len(checksums), -1, 2])  # K×V×2
+        differ = (sums != sums[0]).any(axis=2)
+        different = [compared[n][0].op.name for n in np.flatnonzero(differ.any(axis=0))]
+        towers = np.flatnonzero(differ.any(axis=1))
+        return Drift(tuple(different), int(towers[0])) if different else Drift()
 
     return compare
-
-
-def check_equal(drift: Drift, step: int, equal_after: int) -> None:
-    """Raise a HierAllreduceError if towers differ after a step.
-
-    Args:
-        drift: how they differ.
-        step: the number of the step, counted from 1.
-        equal_after: the last step after which they were equal, 0 for the start.
-    """
-    if drift.variables:
-        raise HierAllreduceError(
-            f"after step {step} {drift}; they were equal after step {equal_after}. Either the"
-            " program assigns to a variable on one tower only, or init_op has not run after the"
-            " variables got their values, or two train ops update these variables in one run, or"
-            " the transform does not do the same on each tower"
-        )
 
 
 def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
@@ -316,9 +276,9 @@ class PeriodicComparison:
     """Compares towers, and hosts, after some steps of a training; a difference is an error.
 
     Args:
-        compare: from :func:`comparison`.
+        compare: a function that :func:`comparison` has returned.
         every: a number of steps, as of :func:`is_step_to_compare`.
-        cluster: of several hosts, which all have to count the same steps.
+        cluster: the hosts, which all have to count the same steps, or None.
     """
 
     def __init__(self, compare: Callable[[Any], Drift], every: Optional[int], cluster: Any):
@@ -328,10 +288,22 @@ class PeriodicComparison:
         self._equal_after = 0  # the last step after which all towers were equal
 
     def after_step(self, step: int, session: Any) -> None:
-        """Compare if the step, counted from 1, is one to compare."""
+        """Compare if the step, counted from 1, is one to compare.
+
+        Raises:
+            HierAllreduceError: the towers differ.
+            ClusterError: the hosts differ.
+        """
         if not is_step_to_compare(step, self._every):
             return
-        check_equal(self._compare(session), step, self._equal_after)
+        drift = self._compare(session)
+        if drift.variables:
+            raise HierAllreduceError(
+                f"after step {step} {drift}; they were equal after step {self._equal_after}. Either"
+                " the program assigns to a variable on one tower only, or init_op has not run after"
+                " the variables got their values, or two train ops update these variables in one"
+                " run, or the transform does not do the same on each tower"
+            )
         self._equal_after = step
         if self._cluster is not None:
             self._cluster.check_weights(session)

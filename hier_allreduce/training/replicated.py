@@ -6,9 +6,8 @@ TensorFlow's own optimizers are such. Of any other nobody can tell, so it runs `
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
@@ -36,12 +35,13 @@ KNOWN = (
 
 def why_once(optimizer: Any, towers: Towers) -> str:
     """Return why an optimizer has to be called once for all towers; "" if it need not."""
-    kind = type(optimizer)
-    if kind not in KNOWN:
-        return f"{kind.__name__} is not one of TensorFlow's own optimizers"
-    for name, value in vars(optimizer).items():
-        if callable(value) and hasattr(kind, name):
-            return f"{name} of this {kind.__name__} was replaced"
+    optimizer_class = type(optimizer)
+    if optimizer_class not in KNOWN:
+        return f"{optimizer_class.__name__} is not one of TensorFlow's own optimizers"
+    # A method of the class that became an attribute of the object may do anything.
+    for attribute, value in vars(optimizer).items():
+        if callable(value) and hasattr(optimizer_class, attribute):
+            return f"{attribute} of this {optimizer_class.__name__} was replaced"
     for _, var in towers.rows[0]:
         if getattr(var, "constraint", None) is not None:
             return f"{var.op.name!r} has a constraint"
@@ -54,17 +54,18 @@ def why_not_replicated(optimizer: Any, towers: Towers) -> str:
     Raises:
         HierAllreduceError: it has powers of beta already, from an earlier update in this graph.
     """
-    kind = type(optimizer)
     graph = outer_graph()
     if any(var.graph is graph for var in optimizer._non_slot_dict.values()):
         raise HierAllreduceError(
-            f"{kind.__name__}: an earlier apply_gradients has the same one, and each train op would"
-            " advance its powers of beta, at no fixed time of the other's. Give each loss a"
-            " TowerOptimizer with another optimizer, or add the losses up, or use update='once'"
+            f"{type(optimizer).__name__}: an earlier apply_gradients has the same one, and each"
+            " train op would advance its powers of beta, at no fixed time of the other's. Give each"
+            " loss a TowerOptimizer with another optimizer, or add the losses up, or use"
+            " update='once'"
         )
+    # An earlier update may have left slots where tower 0 alone has them: it goes on there.
     for column in zip(*towers.variables):
-        for name in optimizer.get_slot_names():
-            slots = [optimizer.get_slot(var, name) for var in column]
+        for slot_name in optimizer.get_slot_names():
+            slots = [optimizer.get_slot(var, slot_name) for var in column]
             if slots[0] is not None and None in slots:
                 return f"{column[0].op.name!r} has a slot on tower 0 only, of an earlier update"
     return ""
@@ -77,14 +78,21 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
     """
     reads = Reads(towers.grads)
     variables = towers.variables
-    for tower, row in enumerate(variables):
-        check_slots(optimizer, dict(enumerate(row)), tower, towers.devices)
+    # Slots are checked before the first op, so that an error leaves the graph as it was.
+    for tower, variables_there in enumerate(variables):
+        check_slots(optimizer, dict(enumerate(variables_there)), tower, towers.devices)
     reduced = towers.reduce()
     graph = tf1.get_default_graph()
-    rates = _shared_rates(optimizer, towers.devices[0])
+    # Rates that a callable or a variable gives are read once, because all towers need one value.
+    rates = {}
+    with tf1.device(towers.devices[0]):
+        for attribute, rate in vars(optimizer).items():
+            if callable(rate) or isinstance(rate, tf.Variable):
+                rates[attribute] = tf.convert_to_tensor(rate() if callable(rate) else rate)
     ops: List[Any] = []
     copies: ReplicatedVariables = []
     for tower, device in enumerate(towers.devices):
+        # Slots are shared by variable, but each tower has its own powers of beta.
         own = _optimizer_of(tower, optimizer, rates, variables[tower])
         made_before = len(graph.get_operations())
         with tf1.device(device), towers.scope(tower), slots_in_any_scope():
@@ -98,60 +106,44 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
     return tf.group(*ops), copies
 
 
-def _shared_rates(optimizer: Any, device: Any) -> Dict[str, Any]:
-    """Return the rates that are callables or variables, as tensors: all towers read one value."""
-    rates = {}
-    with tf1.device(device):
-        for name, value in vars(optimizer).items():
-            if callable(value) or isinstance(value, tf.Variable):
-                now = value() if callable(value) else value
-                rates[name] = tf.convert_to_tensor(now)
-    return rates
-
-
-def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], row: List[Any]) -> Any:
+def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], variables: List[Any]) -> Any:
     """Return the optimizer with these rates; on other towers than 0 with other powers of beta.
 
     Slots are shared, because an optimizer keeps them by the variable.
     """
     own = copy.copy(optimizer)
     vars(own).update(rates)
-    if tower:
-        vars(own)["_non_slot_dict"] = {}
-        create = own._create_non_slot_variable
+    if not tower:
+        return own
+    # The powers have the tower's scope, and are local where its variables are: tensorpack makes
+    # these local, so that they are not saved.
+    local_ids = set(map(id, tf1.local_variables()))
+    is_local = not local_ids.isdisjoint(map(id, variables))
 
-        def create_own(*args: Any, **options: Any) -> Any:
-            with _created_for(tower, row):
-                return create(*args, **options)
-
-        vars(own)["_create_non_slot_variable"] = create_own
-    return own
-
-
-@contextlib.contextmanager
-def _created_for(tower: int, row: List[Any]) -> Iterator[None]:
-    """Open a context in which a variable is created in a tower's scope, and is local if they are.
-
-    tensorpack makes the variables of other towers local, so that they are not saved.
-    """
-    local = set(map(id, tf1.local_variables()))
-
-    def create(creator: Any, **options: Any) -> Any:
+    def create_on_tower(creator: Any, **options: Any) -> Any:
         options["name"] = f"tower{tower}/{options['name']}"
-        if not local.isdisjoint(map(id, row)):
+        if is_local:
             options["collections"] = [tf1.GraphKeys.LOCAL_VARIABLES]
         return creator(**options)
 
-    with tf.variable_creator_scope(create):
-        yield
+    create = own._create_non_slot_variable
+
+    def create_own(*args: Any, **options: Any) -> Any:
+        with tf.variable_creator_scope(create_on_tower):
+            return create(*args, **options)
+
+    vars(own)["_non_slot_dict"] = {}
+    vars(own)["_create_non_slot_variable"] = create_own
+    return own
 
 
-def _state_of(optimizer: Any, row: List[Any]) -> List[Any]:
+def _state_of(optimizer: Any, variables: List[Any]) -> List[Any]:
     """Return the slots of a tower's variables and its powers of beta, in one order."""
     graph = outer_graph()
     state = []
-    for name in optimizer.get_slot_names():
-        slots = [optimizer.get_slot(var, name) for var in row]
+    for slot_name in optimizer.get_slot_names():
+        slots = [optimizer.get_slot(var, slot_name) for var in variables]
         state += [slot for slot in slots if slot is not None]
+    # A key has the graph too: an optimizer may have powers in several graphs.
     powers = {key[0]: var for key, var in optimizer._non_slot_dict.items() if var.graph is graph}
-    return state + [powers[name] for name in sorted(powers)]
+    return state + [powers[power] for power in sorted(powers)]

@@ -10,7 +10,6 @@ one device. Source: ZeRO stage 1 (Rajbhandari and others, 2020).
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 from weakref import WeakKeyDictionary
@@ -23,7 +22,7 @@ from ..graph import copy_from_roots
 from ..graph.layout import Layout
 from ..graph.names import where
 from ..planning.chunks import Load
-from .reads import Reads, last_writes
+from .reads import Reads
 from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
 
 
@@ -38,10 +37,12 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     """
     variables = towers.variables
     _check_each_is_once(towers)
-    shards = _shards_of_graph()
+    # Updates of one graph share its devices, so each one counts the bytes of those before it.
+    shards: _Shards = _graph_to_shards.setdefault(outer_graph(), _Shards())
     load = shards.load(optimizer, variables[0], towers.devices)
-    layout = towers.plan(load)
+    layout = towers.lay_out(load)
     roots = layout.roots()
+    # Slots have the names of tower 0, because a checkpoint is to be that of one device.
     named = {n: _named_like(variables[0][n], variables[root][n]) for n, root in roots.items()}
     for n, root in roots.items():
         check_slots(optimizer, {n: named[n]}, root, towers.devices)
@@ -55,33 +56,31 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     with slots_in_any_scope():
         updated = optimizer.apply_gradients(pairs)
     added = set(graph.get_operations()[made_before:])
+    # A root writes its own variable, while gradients on it may still read the old value.
     on_roots = [variables[root][n] for n, root in roots.items()]
     reads.hold_writes(on_roots, added)
     warn_of_moved_updates(optimizer, on_roots, added)
 
-    values: List[Any] = [None] * len(layout.columns)
+    # A value leaves its root as soon as it is written: it waits for no update of another variable.
+    new_values: List[Any] = [None] * len(layout.columns)
     for n, root in roots.items():
-        var = variables[root][n]
-        after = last_writes(var, added) or [updated]
-        with tf.control_dependencies(after), tf1.device(towers.devices[root]):
-            values[n] = var.read_value()
+        new_values[n] = reads.new_value(variables[root][n], towers.devices[root], added, [updated])
     copied = []
-    for tower, row in enumerate(copy_from_roots(values, layout)):
+    for tower, values_there in enumerate(copy_from_roots(new_values, layout)):
         for n, root in roots.items():
-            var = variables[tower][n]
             if tower != root:
-                with tf1.device(towers.devices[tower]), tf.control_dependencies(reads.of(var)):
-                    copied.append(var.assign(row[n], read_value=False))
+                var = variables[tower][n]
+                copied.append(reads.assign(var, values_there[n], towers.devices[tower]))
     return tf.group(updated, *copied), variables
 
 
 def _check_each_is_once(towers: Towers) -> None:
     """Check that no row has a variable twice."""
-    for tower, row in enumerate(towers.variables):
-        names = [var.op.name for var in row]
-        first: Dict[int, int] = {}  # place in the row, by id(variable)
-        for n, var in enumerate(row):
-            if first.setdefault(id(var), n) != n:
+    for tower, variables in enumerate(towers.variables):
+        names = [var.op.name for var in variables]
+        id_to_place: Dict[int, int] = {}
+        for n, var in enumerate(variables):
+            if id_to_place.setdefault(id(var), n) != n:
                 raise HierAllreduceError(
                     f"{where(tower, towers.devices, n, names)}: the variable is in this row twice,"
                     " and two roots would update it; add up its gradients, or use"
@@ -90,6 +89,8 @@ def _check_each_is_once(towers: Towers) -> None:
 
 
 # ---- names of slots ------------------------------------------------------------------------------
+
+_class_to_named: Dict[Any, Any] = {}  # classes that TensorFlow takes for a variable's class
 
 
 class _Named:
@@ -112,17 +113,14 @@ class _Named:
 
 def _named_like(tower_0: Any, var: Any) -> Any:
     """Return ``var`` under the names of its copy on tower 0."""
-    # A constructor would add a variable to the graph. So this one gets the variable's attributes.
-    kind: Any = type(var)
-    named: Any = object.__new__(_named_class(kind))
+    variable_class: Any = type(var)
+    if variable_class not in _class_to_named:
+        bases = (_Named, variable_class)
+        _class_to_named[variable_class] = type(f"Named{variable_class.__name__}", bases, {})
+    # No constructor is called, because it would add a variable to the graph.
+    named: Any = object.__new__(_class_to_named[variable_class])
     vars(named).update(vars(var), _tower_0=tower_0, _save_slice_info=tower_0._save_slice_info)
     return named
-
-
-@functools.lru_cache(maxsize=None)
-def _named_class(kind: Any) -> Any:
-    """Return a class that TensorFlow takes for a variable's class."""
-    return type(f"Named{kind.__name__}", (_Named, kind), {})
 
 
 # ---- bytes on the roots --------------------------------------------------------------------------
@@ -154,9 +152,4 @@ class _Shards:
             self._bytes_by_device[layout.devices[root]] += load.variables[n]
 
 
-_shards: WeakKeyDictionary = WeakKeyDictionary()  # by graph
-
-
-def _shards_of_graph() -> _Shards:
-    shards: _Shards = _shards.setdefault(outer_graph(), _Shards())
-    return shards
+_graph_to_shards: WeakKeyDictionary = WeakKeyDictionary()

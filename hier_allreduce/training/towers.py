@@ -39,10 +39,6 @@ Transform = Callable[[List[Any]], Sequence[Any]]  # N reduced gradients to N gra
 ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
 
 
-def _no_scope(tower: int) -> ContextManager:
-    return contextlib.nullcontext()
-
-
 class Towers(NamedTuple):
     """K towers whose gradients are ready, from :func:`.update.check_variables`.
 
@@ -50,8 +46,8 @@ class Towers(NamedTuple):
         rows: K×N gradients, which are not reduced, and variables.
         devices: K devices.
         average: the mean of the gradients instead of their sum.
-        strategy: of the all-reduce.
-        cluster: of several hosts.
+        strategy: the choices about the all-reduce.
+        cluster: the hosts, if there are several.
         transform: changes a tower's N reduced gradients, before the update.
         scope: ``scope(tower)`` is the context of a tower's update.
         reduced: K×N gradients that another all-reduce has reduced.
@@ -63,7 +59,7 @@ class Towers(NamedTuple):
     strategy: Strategy
     cluster: Optional[Cluster] = None
     transform: Optional[Transform] = None
-    scope: Callable[[int], ContextManager] = _no_scope
+    scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
     reduced: Optional[Sequence[Sequence[Any]]] = None
 
     @property
@@ -76,27 +72,27 @@ class Towers(NamedTuple):
         """K×N variables."""
         return list(map(variables_in, self.rows))
 
-    def plan(self, load: Optional[Load] = None) -> Layout:
+    def lay_out(self, load: Optional[Load] = None) -> Layout:
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
-        names = variable_names(self.rows, self.devices)
         options = self.average, self.strategy, self.cluster
+        names = variable_names(self.rows, self.devices)
         return plan_gradients(self.grads, self.devices, *options, names, load)
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        rows = self.reduced
-        if rows is None:
-            layout = layout or self.plan()
-            rows = add_ops(layout, self.average, "hier_allreduce", self.cluster)
-        return [self._transformed(tower, row) for tower, row in enumerate(rows)]
+        reduced = self.reduced
+        if reduced is None:
+            layout = layout or self.lay_out()
+            reduced = add_ops(layout, self.average, "hier_allreduce", self.cluster)
+        return [self._transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def reduce_on(self, tower: int) -> Sequence[Any]:
         """Return N reduced gradients, transformed, on one tower only."""
-        rows = self.reduced
-        if rows is None:
-            layout = sums_on(self.plan(), tower)
-            rows = add_ops(layout, self.average, f"reduce_to_tower_{tower}", self.cluster)
-        return self._transformed(tower, rows[tower])
+        reduced = self.reduced
+        if reduced is None:
+            layout = sums_on(self.lay_out(), tower)
+            reduced = add_ops(layout, self.average, f"reduce_to_tower_{tower}", self.cluster)
+        return self._transformed(tower, reduced[tower])
 
     def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed; without a transform only those on roots.
@@ -107,23 +103,21 @@ class Towers(NamedTuple):
             return self.reduce(layout)
         return list(add_ops(sums_only(layout), self.average, "reduce_to_roots", self.cluster))
 
-    def _transformed(self, tower: int, row: Sequence[Any]) -> Sequence[Any]:
+    def _transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
         if self.transform is None:
-            return row
+            return reduced
         with tf1.device(self.devices[tower]), tf1.name_scope("transform"):
-            return self._checked(tower, row, self.transform(list(row)))
-
-    def _checked(self, tower: int, row: Sequence[Any], changed: Any) -> Sequence[Any]:
-        """Return a transform's result, if each gradient still fits its variable."""
-        names = [var.op.name for _, var in self.rows[tower]]
-        grads = list(changed) if isinstance(changed, (list, tuple)) else []
-        if len(grads) != len(row):
+            transformed = self.transform(list(reduced))
+        # An update takes gradients by their place, so each must still fit the variable there.
+        grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
+        if len(grads) != len(reduced):
             raise HierAllreduceError(
-                f"{where(tower, self.devices)}: transform gets a list of {len(row)} gradients and"
-                f" must return as many, in the same order, not {changed!r}"
+                f"{where(tower, self.devices)}: transform gets a list of {len(reduced)} gradients"
+                f" and must return as many, in the same order, not {transformed!r}"
             )
-        for n, (grad, before) in enumerate(zip(grads, row)):
+        names = [var.op.name for _, var in self.rows[tower]]
+        for n, (grad, before) in enumerate(zip(grads, reduced)):
             fits = grad is None or before is None
             if not fits and isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
                 is_shape = static_shape(grad).is_compatible_with(static_shape(before))
@@ -139,20 +133,23 @@ class Towers(NamedTuple):
 # ---- checks that every update makes --------------------------------------------------------------
 
 
-def check_slots(optimizer: Any, row: Dict[int, Any], tower: int, devices: Sequence[Any]) -> None:
+def check_slots(
+    optimizer: Any, n_to_variable: Dict[int, Any], tower: int, devices: Sequence[Any]
+) -> None:
     """Check that the slots which variables have are on the device that is to update these.
 
     Args:
-        optimizer: that has made the slots.
-        row: variables by their place in the tower's row.
-        tower: that is to update them.
+        optimizer: the owner of the slots.
+        n_to_variable: variables by their place in the tower's row.
+        tower: the one that is to update them.
         devices: K devices.
     """
+    # Slots cannot move, because their values may be trained already.
     if not hasattr(optimizer, "_slots"):
         return  # a wrapper that does not call its base's constructor
-    for n, var in row.items():
-        slots = [optimizer.get_slot(var, name) for name in optimizer.get_slot_names()]
-        for slot in slots:
+    for n, var in n_to_variable.items():
+        for slot_name in optimizer.get_slot_names():
+            slot = optimizer.get_slot(var, slot_name)
             if slot is not None and slot.device != var.device:
                 raise HierAllreduceError(
                     f"{where(tower, devices)}, variable {n} ({var.op.name!r}): this tower would"
@@ -162,10 +159,10 @@ def check_slots(optimizer: Any, row: Dict[int, Any], tower: int, devices: Sequen
                 )
 
 
-def warn_of_moved_updates(optimizer: Any, row: Sequence[Any], added: Set[Any]) -> None:
+def warn_of_moved_updates(optimizer: Any, variables: Sequence[Any], added: Set[Any]) -> None:
     """Warn if the ``added`` ops update one of N variables in a way that its GPU does not have."""
-    kind = type(optimizer).__name__
-    for var in row:
+    optimizer_class = type(optimizer).__name__
+    for var in variables:
         for op in writers_of(var, added):
             if device_fields(op.device)[3] != "GPU" or has_gpu_kernel(op):
                 continue
@@ -176,10 +173,11 @@ def warn_of_moved_updates(optimizer: Any, row: Sequence[Any], added: Set[Any]) -
                     " descent), or Strategy(sparse='dense'), with which a step also changes the"
                     " rows that it did not read"
                 )
+            # One variable is named, because the advice is the same for all of them.
             warnings.warn(
-                f"{kind}: TensorFlow has no GPU kernel of {op.type}, which updates {var.op.name!r}."
-                " With allow_soft_placement=True it keeps the variable on the CPU and says"
-                f" nothing, else the session fails; {advice}",
+                f"{optimizer_class}: TensorFlow has no GPU kernel of {op.type}, which updates"
+                f" {var.op.name!r}. With allow_soft_placement=True it keeps the variable on the CPU"
+                f" and says nothing, else the session fails; {advice}",
                 stacklevel=6,  # the call of apply_gradients
             )
             return

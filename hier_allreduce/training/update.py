@@ -42,9 +42,9 @@ def check_options(average: Any, update: Any, transform: Any, **counts: Any) -> N
             f"transform={transform!r}: expected a function from N reduced gradients to N gradients,"
             " such as lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]"
         )
-    for name, value in counts.items():
-        if value is not None and not is_whole_number(value):
-            raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
+    for option, steps in counts.items():
+        if steps is not None and not is_whole_number(steps):
+            raise HierAllreduceError(f"{option}={steps!r}: expected a number of steps, or 0")
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -67,26 +67,33 @@ def check_variables(
             fit its gradient.
     """
     rows = checked_pairs(rows, devices)
-    owner: Dict[int, int] = {}  # the tower of each id(variable)
-    columns: Dict[int, Any] = {}  # the column of each id(variable)
+    id_to_tower: Dict[int, int] = {}
+    id_to_column: Dict[int, Any] = {}
     for column in zip(*earlier):
-        columns.update({id(var): column for var in column})
-    for tower, row in enumerate(rows):
-        names = [var.op.name for _, var in row]
-        for n, (grad, var) in enumerate(row):
-            first = rows[0][n][1]
+        id_to_column.update({id(var): column for var in column})
+    for tower, pairs in enumerate(rows):
+        names = [var.op.name for _, var in pairs]
+        for n, (grad, var) in enumerate(pairs):
+            on_tower_0 = rows[0][n][1]
             fault = _fault_of_variable(var, grad)
-            if owner.setdefault(id(var), tower) != tower:
+            # Each tower updates its variables, so that a shared one would be updated twice.
+            if id_to_tower.setdefault(id(var), tower) != tower:
                 fault = (
-                    f"the same variable is in the row of {where(owner[id(var)], devices)}; give"
-                    f" every tower a copy; {VAR_LIST_ADVICE}"
+                    f"the same variable is in the row of {where(id_to_tower[id(var)], devices)};"
+                    f" give every tower a copy; {VAR_LIST_ADVICE}"
                 )
-            known = columns.get(id(var)) or columns.get(id(first))
-            if known and not fault and (known[0] is not first or known[tower] is not var):
+            # Copies are known by their place, so that another order would mix up two variables.
+            earlier_copies = id_to_column.get(id(var)) or id_to_column.get(id(on_tower_0))
+            if (
+                earlier_copies
+                and not fault
+                and (earlier_copies[0] is not on_tower_0 or earlier_copies[tower] is not var)
+            ):
                 fault = (
-                    f"it is listed as a copy of {first.op.name!r}, but in an earlier"
-                    f" apply_gradients {known[tower].op.name!r} was the copy of"
-                    f" {known[0].op.name!r}; list the variables in one order on every tower"
+                    f"it is listed as a copy of {on_tower_0.op.name!r}, but in an earlier"
+                    f" apply_gradients {earlier_copies[tower].op.name!r} was the copy of"
+                    f" {earlier_copies[0].op.name!r}; list the variables in one order on every"
+                    " tower"
                 )
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
@@ -103,6 +110,7 @@ def _fault_of_variable(var: Any, grad: Any) -> str:
         )
     if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
         return ""  # None; anything else is refused before it is added up
+    # TensorFlow would refuse this too, but its error would name no tower.
     shape = static_shape(grad)
     if dtype_of(grad) == dtype_of(var) and shape.is_compatible_with(var.shape):
         return ""
@@ -137,6 +145,7 @@ def update_towers(
         HierAllreduceError: as the function of each update; or the optimizer has powers of beta from
             an earlier update.
     """
+    # One tower needs no other update than once, because it has nothing to keep equal.
     is_once = update == "once" or len(towers.devices) == 1
     reason = "" if is_once else why_once(optimizer, towers)
     if not is_once and not reason and update == "replicated":
@@ -147,8 +156,10 @@ def update_towers(
             " (update='once')"
         )
     is_once = is_once or bool(reason)
+    # The trainer lets references be where it can: it cannot where their values are copied.
     if len(towers.devices) > 1 and (is_once or update == "sharded"):
-        check_variables(towers.rows, towers.devices)  # the trainer lets references be, if it can
+        check_variables(towers.rows, towers.devices)
+    # Hosts compare their optimizers, because one with other rates would leave the others behind.
     if towers.cluster is not None:
         towers.cluster.ops.announce_update(type(optimizer).__name__, numbers_of(optimizer))
     if is_once:
@@ -162,5 +173,6 @@ def update_towers(
         if global_step is not None:
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(global_step, 1).op
+    # A later update, or init_op, finds more copies by the names of these.
     note_copies(copies, towers.devices)
     return op, copies

@@ -43,8 +43,8 @@ class OrderedAccumGrad(ProxyOptimizer):
                 )
 
         def apply_sums() -> Any:
-            values = [total.read_value() for total in sums]
-            update = self._opt.apply_gradients(list(zip(values, variables)))
+            accumulated = [total.read_value() for total in sums]
+            update = self._opt.apply_gradients(list(zip(accumulated, variables)))
             with tf.control_dependencies([update]):
                 cleared = [tf1.assign(total, tf.zeros_like(total)) for total in sums]
                 return tf.group(*cleared)
@@ -52,8 +52,9 @@ class OrderedAccumGrad(ProxyOptimizer):
         with tf1.name_scope("AccumGradOptimizer"):
             added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(pairs))]
             with tf.control_dependencies([*added, counter.assign_add(1)]):
-                number = counter.read_value() % self._niter
-                applied = tf.cond(tf.equal(number, 0), apply_sums, tf.no_op)
+                # The read comes after the step was counted, because nothing else orders the two.
+                steps_of_sum = counter.read_value() % self._niter
+                applied = tf.cond(tf.equal(steps_of_sum, 0), apply_sums, tf.no_op)
             with tf.control_dependencies([applied]):
                 if global_step is None:
                     return tf.no_op(name)

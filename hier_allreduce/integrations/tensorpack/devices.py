@@ -26,6 +26,7 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
     creator = copy.copy(creator)
     creator.config = config = copy.deepcopy(creator.config)
     named = [device_fields(device) for device in devices if isinstance(device, str)]
+    # CPU devices that the towers name are created, because a process has one by default.
     cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
     if cpus and "CPU" not in config.device_count:
         config.device_count["CPU"] = max(cpus) + 1
@@ -34,17 +35,17 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
         # has taken the previous input. With too few threads, all towers wait forever.
         threads = len(devices) + max(2, os.cpu_count() or 1)
         config.inter_op_parallelism_threads = max(config.inter_op_parallelism_threads, threads)
-        # without this, the process's first session sets the number of threads for all later ones
+        # Without this, the process's first session sets the number of threads for all later ones.
         config.use_per_session_threads = True
     with tf1.Session(creator.target, tf.Graph(), config) as probe:
-        names = [device.name for device in probe.list_devices()]
+        existing = [device.name for device in probe.list_devices()]
     for tower, device in enumerate(devices):
-        # device functions and None are left to TensorFlow
-        if isinstance(device, str) and not any(devices_match(name, device) for name in names):
+        # Device functions and None are left to TensorFlow, which knows where they lead.
+        if isinstance(device, str) and not any(devices_match(there, device) for there in existing):
             local = "/job:localhost/replica:0/task:0/device:"
-            there = ", ".join(name.replace(local, "/") for name in names)
+            listed = ", ".join(there.replace(local, "/") for there in existing)
             raise HierAllreduceError(
-                f"tower {tower}: {device} does not exist. There are {there};"
+                f"tower {tower}: {device} does not exist. There are {listed};"
                 ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates all CPU devices in it'
             )
     return creator

@@ -21,7 +21,7 @@ def broadcast_to_hosts(cluster: Cluster, every_epoch: bool) -> Callback:
     callbacks may add some later.
 
     Args:
-        cluster: of several hosts.
+        cluster: the hosts.
         every_epoch: also at the end of every epoch.
     """
     get_global_step_var()  # creates it if necessary
@@ -54,6 +54,7 @@ class _ClusterSessionCreator(tf1.train.SessionCreator):
         self._config = config
 
     def create_session(self) -> Any:
+        # Local variables are initialized too, because all towers but the first have local ones.
         initializers = [
             tf1.global_variables_initializer(),
             tf1.local_variables_initializer(),

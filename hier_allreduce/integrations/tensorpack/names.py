@@ -18,12 +18,13 @@ def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
     """
     scopes = [f"tower{tower}/" if tower else "" for tower in range(len(rows))]
     towers = []
-    for scope, row in zip(scopes, rows):
-        towers.append({name_within(scope, var.op.name): (grad, var) for grad, var in row})
+    for scope, pairs in zip(scopes, rows):
+        towers.append({name_within(scope, var.op.name): (grad, var) for grad, var in pairs})
     names = list(dict.fromkeys(chain(*towers)))
     without_gradient = {var.op.name: (None, var) for var in tf1.trainable_variables()}
     completed: List[Pairs] = []
-    for scope, pairs in zip(scopes, towers):
-        found = [pairs.get(name, without_gradient.get(scope + name)) for name in names]
-        completed.append([pair for pair in found if pair])
+    # What no tower trains there stays out, and the check of the rows names it.
+    for scope, name_to_pair in zip(scopes, towers):
+        listed = [name_to_pair.get(name, without_gradient.get(scope + name)) for name in names]
+        completed.append([pair for pair in listed if pair])
     return completed

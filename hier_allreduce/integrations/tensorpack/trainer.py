@@ -40,7 +40,7 @@ _NCCL = (
     "TensorFlow's NCCL is no strategy of ours; if it works, keep tensorpack's trainer,"
     " SyncMultiGPUTrainerReplicated(…, mode='nccl')"
 )
-# what tensorpack's modes are here
+# Programs that change from tensorpack's trainer pass its modes, which have other names here.
 _MODES = {
     "hierarchical": "write strategy='hierarchical'",
     "gpu": "write strategy='flat'",
@@ -137,6 +137,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             broadcast_every=broadcast_every,
             check_replicas_every=check_replicas_every,
         )
+        # A number stands for that many GPUs, as for tensorpack's trainer.
         if configs.is_whole_number(devices) and devices > 0:
             devices = list(range(devices))
         if isinstance(devices, (Number, str)):
@@ -148,7 +149,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices = list(devices)
         if isinstance(devices, (list, tuple)):
             is_id = configs.is_whole_number
-            devices = [f"/gpu:{each}" if is_id(each) else each for each in devices]
+            devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
         self._strategy = strategy_from(strategy)
         self._average = average
@@ -175,16 +176,16 @@ class HierarchicalTrainer(SingleCostTrainer):
                 ``devices``.
         """
         path = configs.find("trainers", name_or_path)
-        values = configs.read_yaml(path)
-        configs.check_keys(values, _OPTIONS, str(path))
-        values.update(changes)
-        if "devices" not in values:
+        options = configs.read_yaml(path)
+        configs.check_keys(options, _OPTIONS, str(path))
+        options.update(changes)
+        if "devices" not in options:
             raise HierAllreduceError(
                 f"{path}: 'devices' is missing: how many GPUs, or a list of devices"
             )
-        if isinstance(values.get("strategy"), dict):
-            values["strategy"] = Strategy.from_values(values["strategy"], path)
-        return cls(**values)
+        if isinstance(options.get("strategy"), dict):
+            options["strategy"] = Strategy.from_values(options["strategy"], path)
+        return cls(**options)
 
     def setup_graph(
         self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
@@ -196,6 +197,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 forever; or an optimizer or a gradient processor that cannot update towers; or
                 tensorpack's layers meet Keras 3.
         """
+        # tensorpack refuses neither input: one waits forever, the other trains all towers alike.
         if isinstance(input, StagingInput) and input._nr_stage > 1:
             raise HierAllreduceError(
                 f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}):"
@@ -235,25 +237,27 @@ class HierarchicalTrainer(SingleCostTrainer):
         if self.cluster is None or self.cluster.size == 1:
             return callbacks
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
-        return [each.set_chief_only(False) for each in [across, *callbacks]]
+        # By default a callback runs on the chief only, but its ops wait for all hosts.
+        return [callback.set_chief_only(False) for callback in [across, *callbacks]]
 
     def _watched_gradients(
         self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
     ) -> Callable[[], Any]:
         """Return the function that builds a tower; the optimizer must keep nothing of it."""
         towers = len(self.devices)
-        with contextlib.ExitStack() as tower:
+        tower = contextlib.ExitStack()
 
-            def get_watched() -> Any:  # tensorpack calls it just before compute_gradients
-                optimizer = get_opt_fn()
-                tower.enter_context(unchanged(optimizer, towers))
-                return optimizer
+        # The context opens here, because tensorpack calls this just before compute_gradients.
+        def get_watched() -> Any:
+            optimizer = get_opt_fn()
+            tower.enter_context(unchanged(optimizer, towers))
+            return optimizer
 
-            get_grads = self._make_get_grad_fn(input, get_cost_fn, get_watched)
+        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_watched)
 
-            def get() -> Any:
-                with tower:
-                    return get_grads()
+        def get() -> Any:
+            with tower:
+                return get_grads()
 
         return get
 
@@ -265,16 +269,17 @@ class HierarchicalTrainer(SingleCostTrainer):
             self._strategy,
             self.cluster,
             self._transform,
-            # the state of all towers but the first is local, and so not saved
+            # The state of all towers but the first is local, so that it is not saved.
             scope=lambda tower: override_to_local_variable(enable=tower > 0),
         )
         if len(self.devices) > 1:
             warn_of_references(variables_in(towers.rows[0]))
+        # A measurement may put another all-reduce in the place of ours.
         peer = hook().peer("tensorpack", self._update)
         if peer:
             pairs = reduced_by_peer(peer, rows, self.devices, self._average)
             towers = towers._replace(reduced=list(map(grads_in, pairs)))
-        # the scope of tensorpack's trainer, which is in the names of saved variables
+        # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
             op, copies = update_towers(self._update, optimizer, towers)
             self.train_op = tf.group(op, name="train_op")
@@ -288,6 +293,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
         )
         at_epochs.name_scope = "SyncVariables"
+        # Moving averages stay out, because tensorpack updates them on tower 0 only.
         compare = comparison(copies, self.devices)
         periodic = PeriodicComparison(compare, self._check_every, self.cluster)
         callbacks = [at_epochs, _CompareTowers(periodic)]
@@ -331,11 +337,11 @@ class _CompareTowers(Callback):
 
 def _check_names(unknown: Mapping[str, Any]) -> None:
     """Raise a HierAllreduceError about an option that the trainer does not have."""
-    for name, value in unknown.items():
-        theirs = f"HierarchicalTrainer({name}={value!r}): the option is tensorpack's"
-        if name == "gpus":
+    for option, setting in unknown.items():
+        theirs = f"HierarchicalTrainer({option}={setting!r}): the option is tensorpack's"
+        if option == "gpus":
             raise HierAllreduceError(f"{theirs}; it is called devices here")
-        if name == "mode":
+        if option == "mode":
             modes = "; ".join(f"for {mode!r} {advice}" for mode, advice in _MODES.items())
-            raise HierAllreduceError(f"{theirs}; {_MODES.get(str(value), modes)}")
+            raise HierAllreduceError(f"{theirs}; {_MODES.get(str(setting), modes)}")
     configs.check_keys(unknown, [*_OPTIONS, *_NOT_IN_FILES], "HierarchicalTrainer")
