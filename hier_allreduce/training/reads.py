@@ -40,10 +40,10 @@ class Reads:
         self._graph = tf1.get_default_graph()
         ends: List[Any] = []
         for grad in itertools.chain(*grads):
-            if isinstance(grad, tf.IndexedSlices):
-                ends += [grad.values.op, grad.indices.op]
-            elif grad is not None:
-                ends.append(grad.op)
+            is_sparse = isinstance(grad, tf.IndexedSlices)
+            parts = (grad.values, grad.indices) if is_sparse else (grad,)
+            # The all-reduce names what is no tensor, because it knows the tower and the variable.
+            ends += [part.op for part in parts if isinstance(part, tf.Tensor)]
         # A gradient of an outer graph needs no edge, because a function's ops run after it.
         self._ends = [op for op in ends if op.graph is self._graph]
         self._needed = first_needs([self._ends])

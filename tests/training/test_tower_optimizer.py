@@ -638,6 +638,16 @@ def changed(change):
             lambda rows: for_each(lambda pair: (tf.cast(pair[0], tf.float64), pair[1]), rows),
             r"tower 0 \(/.pu:0\).*a gradient of float64 \(2,\) for float32 \(2,\)",
         ),
+        (
+            lambda rows: for_each(lambda pair: (1.0, pair[1]), rows),
+            r"tower 0 \(/.pu:0\).*expected a tf.Tensor or tf.IndexedSlices, not float",
+        ),
+        (
+            lambda rows: for_each(
+                lambda pair: (tf.IndexedSlices(*pair[:1], [0, 1]), pair[1]), rows
+            ),
+            r"tower 0 \(/.pu:0\).*not with indices that are list",
+        ),
     ],
 )
 def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, words):
