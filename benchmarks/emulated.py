@@ -57,9 +57,9 @@ HOSTS = [0.2, 0.8]
 
 # A cell is refused above these limits.
 MOST_OTHER_CORES = 0.25  # that other programs use
-# Linux takes 50 ms of each second from real-time threads if another program wants a core
-# (sched_rt_runtime_us). A thread that was due and did not run for half of that stood in such a
-# hole; shorter ones are threads of the cell that wait for each other. In ms of this machine.
+# For so long a thread was due and did not run, in ms of this machine. Where no other program runs,
+# the threads of 8 GPUs keep each other from 2 cores for up to 16 ms: all published cells say how
+# long. Programs beside them made holes of 36 to 50 ms, when the threads had real-time priority.
 MOST_GAP_MS = 25.0
 MOST_OP_ERROR = 0.15  # of the price of an op
 

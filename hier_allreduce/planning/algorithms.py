@@ -25,6 +25,7 @@ A user's algorithm is a function like these.
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
@@ -216,7 +217,7 @@ def two_groups(towers: int) -> Groups:
 def _checked_groups(groups: Groups, towers: int) -> Groups:
     """Return the groups, by default two; an error if they do not hold each tower once."""
     groups = groups or two_groups(towers)
-    named = [tower for group in groups for tower in group]
+    named = list(chain(*groups))
     are_numbers = all(type(tower) is int for tower in named)
     if not are_numbers or sorted(named) != list(range(towers)) or () in groups:
         expected = f"each of towers 0 to {towers - 1} once, for instance {two_groups(towers)}"

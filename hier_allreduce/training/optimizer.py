@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -246,7 +247,7 @@ class TowerOptimizer:
         """
         drift: Drift = self._op(comparison)(session)
         # A variable that one tower lacks is named, because no comparison can see it.
-        compared = {id(var) for copies in self._copies(copies_of_model) for var in copies}
+        compared = set(map(id, chain(*self._copies(copies_of_model))))
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         return drift._replace(
             alone=tuple(var.op.name for var in trainable if id(var) not in compared)
@@ -274,7 +275,7 @@ class TowerOptimizer:
         """
         # Other towers' variables start anew in each session, because a checkpoint lacks them.
         copies = self._copies(copies_by_name)
-        on_others = [var for variables in copies[1:] for var in variables]
+        on_others = list(chain(*copies[1:]))
         copied = set(map(id, on_others))
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]

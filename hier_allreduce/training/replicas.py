@@ -127,7 +127,10 @@ def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
 
 def _names_of(variables: ReplicatedVariables) -> List[List[str]]:
     """Return the names of K rows of variables."""
-    return [[var.op.name for var in variables_there] for variables_there in variables]
+    names = []
+    for variables_there in variables:
+        names.append([var.op.name for var in variables_there])
+    return names
 
 
 class TowerNames:
@@ -246,11 +249,8 @@ def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[
     for column in compared:
         for var, checksums_there in zip(column, checksums):
             with tf.control_dependencies(before):
-                with _device_of(var):
-                    read = var.read_value()
-                with tf1.device("/cpu:0"):
-                    checksums_there.append(checksum_of(read))
-            before = [checksums_there[-1]]
+                before = [_checksum_on_host(var)]
+            checksums_there += before
 
     def compare(session: Any) -> Drift:
         sums = np.reshape(session.run(checksums), [len(checksums), -1, 2])  # K×V×2
@@ -260,6 +260,14 @@ def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[
         return Drift(tuple(different), int(towers[0])) if different else Drift()
 
     return compare
+
+
+def _checksum_on_host(var: Any) -> Any:
+    """Return the checksum of a variable's value, which is read where the variable is."""
+    with _device_of(var):
+        value_there = var.read_value()
+    with tf1.device("/cpu:0"):
+        return checksum_of(value_there)
 
 
 def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ... import configs
@@ -30,7 +31,7 @@ PEERS = {
     ),
     "towers": ("tower-0-sum",),
 }
-ALL_PEERS = tuple(peer for peers in PEERS.values() for peer in peers)
+ALL_PEERS = tuple(chain(*PEERS.values()))
 ALGORITHMS = (RULE, *BY_NAME, *(algorithm + NVLINK for algorithm in WITH_GROUPS))
 NO_EDGES = "no-edges"
 NAMES = (*ALGORITHMS, *NARROW, NO_EDGES, *ALL_PEERS)

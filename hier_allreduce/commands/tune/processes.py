@@ -58,10 +58,10 @@ def _members(process: Any, strangers: Set[int]) -> List[int]:
     for running in psutil.process_iter():
         # Any of them may end in between, and those of other users cannot be looked at.
         with contextlib.suppress(psutil.Error, OSError):
-            if running.pid not in below and os.getpgid(running.pid) != process.pid:
-                continue
-            if running.status() != psutil.STATUS_ZOMBIE:
+            is_member = running.pid in below or os.getpgid(running.pid) == process.pid
+            has_ended = is_member and running.status() == psutil.STATUS_ZOMBIE
+            if is_member and not has_ended:
                 members.append(running.pid)
-            elif running.pid != process.pid and running.ppid() == os.getpid():
+            if has_ended and running.pid != process.pid and running.ppid() == os.getpid():
                 os.waitpid(running.pid, os.WNOHANG)
     return members

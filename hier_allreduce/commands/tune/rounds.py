@@ -112,13 +112,14 @@ class Rounds:
         healthy: List[Candidate] = []
         for candidate in candidates:
             needed = pace.run * (1 + (LEAST_PAIRS - 1) * (len(healthy) + 1))
+            why_not = ""
             if len(healthy) > 1 and needed > runner.left():
-                self.left_out[candidate.name] = (
-                    f"no time: --minutes {_minutes_for(pace, candidates)} would do"
-                )
+                why_not = f"no time: --minutes {_minutes_for(pace, candidates)} would do"
             elif len(self.runs) >= MOST_HANGS and all(run.has_hung for run in self.runs):
                 # Each hang takes the whole patience, so that a few of them are enough.
-                self.left_out[candidate.name] = f"the program hangs with {MOST_HANGS} others"
+                why_not = f"the program hangs with {MOST_HANGS} others"
+            if why_not:
+                self.left_out[candidate.name] = why_not
             elif self._run(candidate, seconds, 1):
                 healthy.append(candidate)
 
