@@ -436,15 +436,23 @@ double chip_seconds() {
   return seconds;
 }
 
-// For how long the chip has copied so far, in ticks.
-std::atomic<int64_t>& copying_time() {
+// For how long the chip's memory has been busy so far, in ticks.
+std::atomic<int64_t>& memory_time() {
   static std::atomic<int64_t> ticks{0};
   return ticks;
 }
 
+// Kernels of all GPUs that read and write use the chip's memory one after another.
+void use_chip_memory(Time begin, double seconds) {
+  static auto& memory = *new Turn;
+  stream_time = std::max(stream_time, memory.take(begin, seconds));
+  sleep_until(stream_time);
+  memory_time() += scaled(seconds).count();
+}
+
 void end_copy_on_chip(Clock::duration copying) {
   static auto& follower = *new Turn;
-  copying_time() += copying.count();
+  memory_time() += copying.count();
   stream_time = follower.take(stream_time, chip_seconds());
   sleep_until(stream_time);
 }
@@ -797,14 +805,19 @@ bool is_timed() {
   return is_on;
 }
 
-void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what) {
+void queue_kernel_time(SP_Stream stream, double seconds, double memory_seconds,
+                       const std::string& what) {
   enqueue(stream, nullptr, [=, device = stream->device] {
     Time begin = stream_time;
-    int64_t copied_before = copying_time();
+    int64_t busy_before = memory_time();
     stream_time = begin + scaled(seconds);
     sleep_until(stream_time);
-    stream_time += Clock::duration(copying_time() - copied_before);
-    sleep_until(stream_time);
+    if (chip_seconds() > 0 && memory_seconds > 0) {
+      use_chip_memory(begin, memory_seconds);
+    } else {
+      stream_time += Clock::duration(memory_time() - busy_before);
+      sleep_until(stream_time);
+    }
     note_span(device, what, begin, stream_time);
   });
 }

@@ -26,7 +26,8 @@ void count_fault(const std::string& what);  // a pointer that a real GPU could n
 
 // ---- Timed mode: nothing is computed, and all work takes its time ----
 bool is_timed();
-void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what);
+void queue_kernel_time(SP_Stream stream, double seconds, double memory_seconds,
+                       const std::string& what);
 double host_seconds();  // for which the host is busy with one of the model's kernels
 // Keeps the calling thread for so many launches on a GPU, which begin when those of other threads
 // there have ended, and then for `more_seconds`.

@@ -100,7 +100,7 @@ void Call::run(Work work) {
     if (kernels_ == 0) return;
     bool is_of_the_model = def.op() == "Maximum" && absl::StrContains(def.name(), "_burn_");
     launch(stream_, launches_, is_of_the_model ? host_seconds() : 0);
-    return queue_kernel_time(stream_, seconds(), def.op() + " " + def.name());
+    return queue_kernel_time(stream_, seconds(), memory_seconds(), def.op() + " " + def.name());
   }
   // TensorFlow's allocator hands memory out again, with an old value that may look right: so an
   // output is NaN from the kernel's turn on until the kernel has run.
@@ -129,6 +129,12 @@ void Call::wait() const {
 double Call::seconds() const {
   size_t at = def.name().find("burn_");
   if (at != std::string::npos) return std::atof(def.name().c_str() + at + 5) * 1e-6;
+  static const double launch = number_option("KERNEL_US", 8) * 1e-6;
+  return kernels_ * launch + memory_seconds();
+}
+
+double Call::memory_seconds() const {
+  if (absl::StrContains(def.name(), "burn_")) return 0;
   double bytes = 0;
   for (int i = 0; i < context->num_inputs(); ++i) {
     if (context->input_memory_type(i) == tensorflow::HOST_MEMORY) continue;
@@ -139,9 +145,8 @@ double Call::seconds() const {
     const tensorflow::Tensor* output = context->mutable_output(i);
     if (output && !is_on_host) bytes += output->TotalBytes();
   }
-  static const double launch = number_option("KERNEL_US", 8) * 1e-6;
   static const double bytes_per_second = number_option("MEMORY_GBS", 700) * 1e9;
-  return kernels_ * launch + bytes / bytes_per_second;
+  return bytes / bytes_per_second;
 }
 
 // ---- Registration ----

@@ -124,6 +124,7 @@ class Call {
   double launches_ = 1;  // of a usual kernel's price on the host
 
   double seconds() const;
+  double memory_seconds() const;
 };
 
 // ---- Dtypes: f(T()) for the C++ type of a dtype ----
