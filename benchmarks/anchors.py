@@ -81,13 +81,14 @@ def anchors(cells: Sequence[Dict[str, Any]]) -> List[Anchor]:
 
 def rows_of(found: Sequence[Anchor]) -> List[List[str]]:
     """Return the rows of the anchors' table, with a header."""
-    rows = [["exposed, ms", "machine", "host", "real", "emulated", "error"]]
+    rows = [["exposed, ms", "machine", "pass, ms", "host", "real", "emulated", "error"]]
     for anchor in found:
         least, most = min(anchor.real_ms), max(anchor.real_ms)
         real = f"{statistics.median(anchor.real_ms):.1f}"
         real += f" ({least:.1f}–{most:.1f})" if len(anchor.real_ms) > 1 else ""
+        where = [anchor.place.machine, f"{anchor.place.pass_ms:g}", f"{anchor.place.host:g}"]
         numbers = [real, f"{anchor.emulated_ms:.1f}", f"{anchor.error:+.0%}"]
-        rows.append([anchor.name, anchor.place.machine, f"{anchor.place.host:g}", *numbers])
+        rows.append([anchor.name, *where, *numbers])
     return rows
 
 

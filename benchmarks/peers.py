@@ -26,11 +26,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from baselines import BASELINES, Build, Matrix
+from baselines import BASELINES, Matrix
+from candidates import all_reduce
 from shapes import GradientShape, load_model
 from tqdm import tqdm
 
-from hier_allreduce import allreduce_grads
 from hier_allreduce.commands.options import size
 from hier_allreduce.compat import tf1
 from hier_allreduce.formatting import table
@@ -40,7 +40,7 @@ SAMPLES = 64  # elements of each result that are compared
 TOLERANCE = 1e-5  # relative; the gradients are positive, so no digits cancel
 OURS = "ours"
 NOTHING = "no all-reduce"
-CONTENDERS: Dict[str, Build] = {OURS: allreduce_grads, **BASELINES}
+CONTENDERS = (OURS, *BASELINES)
 
 
 # ---- the graph -----------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
         for name in tqdm(names, desc="building", leave=False):
             start = time.perf_counter()
             try:
-                rows[name] = CONTENDERS[name](grads, case.devices, case.average)
+                rows[name] = all_reduce(name)(grads, case.devices, case.average)
             except Exception as error:  # a peer may raise anything
                 failures[name] = f"{type(error).__name__}: {error}"
             builds[name] = time.perf_counter() - start
@@ -307,6 +307,7 @@ def main() -> None:
         metavar="SIZE",
         help="a tensor that lives on each device: 300MB",
     )
+    parser.add_argument("--only", metavar="NAMES", help="these all-reduces: ours,flat/64")
     parser.add_argument("--json", metavar="FILE", help="write every step's seconds")
     parser.add_argument(
         "--picture", metavar="FILE", help="draw the steps, into a .png, .svg or .pdf"
@@ -314,12 +315,13 @@ def main() -> None:
     args = parser.parse_args()
     tf1.disable_eager_execution()
     devices = [f"/cpu:{number}" for number in range(args.devices)]
+    names = args.only.split(",") if args.only else CONTENDERS
     cases, found = [], []
     for model in args.models.split(","):
         shapes = load_model(model)
         for average in (False, True):
             cases.append(Case(model, shapes, devices, average, args.live))
-            found.append(measure(cases[-1], args.rounds, list(CONTENDERS)))
+            found.append(measure(cases[-1], args.rounds, names))
             print(text(cases[-1], found[-1], args.rounds), end="\n\n", flush=True)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

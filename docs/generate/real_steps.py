@@ -16,7 +16,8 @@ RUNS = TOP / "benchmarks" / "results" / "real"
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 
 NAMES = {  # all-reduces by the name in the JSON
-    "ours": "**ours**",
+    "flat/4": "**ours** (`flat`)",
+    "flat_hierarchical/4": "**ours** (`flat_hierarchical`)",
     "tensorpack packed": "tensorpack, packed",
     "tensorpack": "tensorpack",
     "tensorpack gpu": "tensorpack, gpu",

@@ -91,14 +91,13 @@ def lay_out(
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
-    # The rule sees the bytes that travel, and what the towers are on.
     sizes = [size_of(column, strategy.wire_dtype) for column in columns]  # N
-    present = [size for size in sizes if size.dtype]
+    # The rule sees what the towers are on.
     has_edges = strategy.edges and hosts == 1 and takes_edges(columns, devices)
     on = TowersOn.GPUS_WITH_EDGES if has_edges else TowersOn.GPUS_WITHOUT_EDGES
     if all_on_cpu(devices):
         on = TowersOn.CPU_DEVICES
-    plan = plan_for(strategy, present, len(devices), on)
+    plan = plan_for(strategy, len(devices), on)
     # On a lone tower nothing travels, so nothing is packed or cut.
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)

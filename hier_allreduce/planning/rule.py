@@ -1,23 +1,22 @@
 """The rule: the plan of a strategy that leaves the choice open.
 
-It sees K, the bytes, and whether control edges hold the launching thread near the GPUs' sums::
+It sees K, and whether control edges hold the launching thread near the GPUs' sums::
 
-    GPUs           flat                 chunks of 4 MiB
-      with edges   flat_hierarchical    from 5 towers and 200 MB of gradients on, chunks of 4 MiB;
-                                        hierarchical for the last gradient, if it is cut
-      without      hierarchical         from 5 towers on, chunks of 4 MiB
-    CPU devices    flat                 gradients below 64 KiB packed up to 10 MiB, others whole
+    up to 4 GPUs              flat                 chunks of 4 MiB
+    from 5 GPUs, with edges   flat_hierarchical    chunks of 4 MiB; hierarchical for the last
+                                                   gradient, if it is cut
+             without edges    hierarchical         chunks of 4 MiB
+    CPU devices               flat                 gradients below 64 KiB packed up to 10 MiB,
+                                                   others whole
 
-Without edges, a launching thread that runs ahead lets every sum wait for the end of the backward
-pass. Then nothing overlaps, and the bytes over slow links decide, as for the last gradient.
+One sum for each chunk waits for the fewest copies. Its copies back need not all leave its root:
+through two groups fewer bytes do. Without edges, a launching thread that runs ahead lets every sum
+wait for the end of the backward pass. Then nothing overlaps, and the bytes over slow links decide,
+so the sums go through two groups, too. The last gradient is always in this place.
 
-The constants for GPUs are from a sweep of seven emulated machines: ``benchmarks/sweep.py`` has the
-score, and ``benchmarks/results/archive`` the runs, of models of 102, 438 and 553 MB. 200 MB is a
-round number between the first two.
-
-Nothing is left to compute while the last gradient travels. So one sum more costs little, but each
-byte over a slow link costs its full time, and through two groups fewer bytes cross than from all
-towers to one. ``earlier-bert_base`` there has the runs without it.
+The chunk size is from a sweep of seven emulated machines: ``benchmarks/sweep.py`` has the score,
+``benchmarks/results/archive`` the runs; ``earlier-bert_base`` is without the exception for the last
+gradient. ``benchmarks/results/published/sweep`` has one group beside two.
 
 No rule knows how far the launching thread is ahead of the GPUs, and that decides which plan is the
 fastest. ``hier-allreduce tune`` measures it.
@@ -26,16 +25,13 @@ fastest. ``hier-allreduce tune`` measures it.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Sequence
 
 from .algorithms import BY_NAME, schedules_of
-from .chunks import GradientSize
 from .plan import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK_BYTES = 4 * MIB
 MANY_TOWERS = 5
-MANY_BYTES = 200e6
 
 
 class TowersOn(Enum):
@@ -47,20 +43,17 @@ class TowersOn(Enum):
     GPUS_WITHOUT_EDGES = auto()
 
 
-def rule(
-    gradients: Sequence[GradientSize], towers: int, on: TowersOn = TowersOn.GPUS_WITH_EDGES
-) -> Plan:
-    """Return the plan of the rule for N gradients on K towers."""
+def rule(towers: int, on: TowersOn = TowersOn.GPUS_WITH_EDGES) -> Plan:
+    """Return the plan of the rule for K towers."""
     if on is TowersOn.CPU_DEVICES:
-        # CPU devices share one memory, so they have a plan of their own; `make bench` measures it.
+        # CPU devices share one memory, so the plan of GPUs takes 1.7 to 3 times as long there:
+        # benchmarks/results/cpu-plans.txt.
         schedules = schedules_of(BY_NAME["flat"], towers)
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
-    total = sum(gradient.bytes for gradient in gradients)
-    # One sum for each chunk waits for the fewest copies, so few towers always take it.
     algorithm, of_last = "flat", ""
     if towers >= MANY_TOWERS and on is TowersOn.GPUS_WITHOUT_EDGES:
         algorithm = "hierarchical"
-    elif towers >= MANY_TOWERS and total >= MANY_BYTES:
+    elif towers >= MANY_TOWERS:
         algorithm, of_last = "flat_hierarchical", "hierarchical"
     schedules = schedules_of(BY_NAME[algorithm], towers)
     return Plan(towers, schedules, CHUNK_BYTES, algorithm, algorithm_of_last=of_last)

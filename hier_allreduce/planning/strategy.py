@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 from .. import configs
 from ..errors import HierAllreduceError
@@ -18,7 +18,6 @@ from .algorithms import (
     schedules_of,
     with_root,
 )
-from .chunks import GradientSize
 from .plan import Plan
 from .rule import TowersOn, rule
 
@@ -146,19 +145,14 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     return Strategy.load(strategy)
 
 
-def plan_for(
-    strategy: Strategy,
-    gradients: Sequence[GradientSize],
-    towers: int,
-    on: TowersOn = TowersOn.GPUS_WITH_EDGES,
-) -> Plan:
+def plan_for(strategy: Strategy, towers: int, on: TowersOn = TowersOn.GPUS_WITH_EDGES) -> Plan:
     """Return the plan that a strategy selects for K towers.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
     # The rule decides what the strategy leaves open, so each choice replaces a field of its plan.
-    plan = rule(gradients, towers, on)
+    plan = rule(towers, on)
     algorithm = strategy.algorithm
     if algorithm != AUTO:
         name = name_of(algorithm)

@@ -56,9 +56,9 @@ def test_times_that_rounds_cannot_tell_from_nothing_are_alike(nothing):
 
 def test_an_anchor_is_the_median_of_the_real_runs():
     place = anchors.Place("h100-8-logical", "resnet50", 60, 0.0)
-    real = anchors.real_medians()[place]["ours"]
+    real = anchors.real_medians()[place]["flat/4"]
     assert len(real) == 3 and min(real) == 5.711
-    emulated = {**place._asdict(), **cell(ours=2 * sorted(real)[1])}
+    emulated = {**place._asdict(), **cell(**{"flat/4": 2 * sorted(real)[1]})}
     (found,) = anchors.anchors([emulated])
     assert found.error == 1
     assert "0 of 1 errors" in anchors.anchors_table([emulated])
@@ -79,4 +79,4 @@ def test_each_anchor_can_be_emulated():
     for (name, _, _), (hosts, names) in anchors.to_emulate().items():
         machine = machines.load_machine(name)
         assert machine.op_us > 0 and machine.options["chip_us"] > 0
-        assert 0.0 in hosts and "ours" in names
+        assert 0.0 in hosts and "flat/4" in names

@@ -56,8 +56,8 @@ def environment(
         launch_us: timed mode: microseconds for which a launch keeps its thread, and other launches
             on this GPU. A copy takes two launches.
         event_us: timed mode: microseconds of a stream that an event takes.
-        chip_us: timed mode: the GPUs are parts of one chip; what follows a copy takes one thread so
-            many microseconds.
+        chip_us: timed mode: the GPUs are parts of one chip and use its memory by turns; what
+            follows a copy takes one thread so many microseconds.
         trace: a file for timed mode's kernels and copies when the process ends.
 
     Example:

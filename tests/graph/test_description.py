@@ -86,17 +86,6 @@ def test_it_has_the_bytes_of_sparse_gradients_and_says_which_are_made_dense(grap
     assert lines()[0].endswith(end)
 
 
-def test_bytes_of_rows_count_for_the_rule(graph, lines):
-    devices = [f"/gpu:{tower}" for tower in range(5)]
-    for count, algorithm in ((2_400_000, "flat"), (2_600_000, "flat_hierarchical")):
-        grads = []
-        for device in devices:
-            with tf1.device(device):
-                grads.append([rows(count, 100_000_000)])
-        allreduce_grads(grads, devices)
-        assert f"5 towers on GPUs: {algorithm}, " in lines()[-1]
-
-
 def test_it_says_how_the_last_gradient_travels(graph, lines):
     devices = [f"/gpu:{tower}" for tower in range(5)]
     for size, said in ((60_000_000, " (hierarchical for the last gradient)"), (1_000_000, "")):
@@ -112,7 +101,7 @@ def test_it_says_how_the_last_gradient_travels(graph, lines):
 @pytest.mark.parametrize(
     "towers, strategy, said",
     [
-        (5, None, "GPUs with control edges: flat, "),
+        (5, None, "GPUs with control edges: flat_hierarchical, "),
         (5, Strategy(edges=False), "GPUs: hierarchical, "),
         (6, "hierarchical", "GPUs: hierarchical, "),
         (3, None, "GPUs with control edges: flat, "),
