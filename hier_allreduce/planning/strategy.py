@@ -44,7 +44,7 @@ class Strategy:
         algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"flat_hierarchical"``; or a
             function ``(towers, chunk) -> steps`` that returns the :class:`.Reduce` and
             :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the number of towers and
-            the bytes.
+            whether there are control edges.
         chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
             None: by the rule. 0: each gradient travels alone and whole.
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
