@@ -231,7 +231,8 @@ class TowerOptimizer:
         layers.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
+            HierAllreduceError: ``apply_gradients`` was not called; or a variable of the model has
+                another dtype or shape than its copy on tower 0; or this would add ops to a
                 finalized graph.
         """
         return self._op(_start, copies_of_model)

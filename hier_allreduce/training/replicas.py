@@ -23,6 +23,7 @@ from ..checksums import checksum_of
 from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..graph import copy_from_tower_0
+from ..graph.names import where
 from ..graph.record import log_once
 from .towers import ReplicatedVariables
 
@@ -190,7 +191,23 @@ class TowerNames:
 
 
 def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
-    """Return an op that copies tower 0's variables to the other towers."""
+    """Return an op that copies tower 0's variables to the other towers.
+
+    Raises:
+        HierAllreduceError: a variable has another dtype or shape than the copy on tower 0.
+    """
+    # Variables that are found by their names alone may differ, and TensorFlow would name no tower.
+    for column in zip(*copies):
+        kinds = [f"{var.dtype.base_dtype.name} {var.shape}" for var in column]
+        for tower, var in enumerate(column):
+            is_alike = var.shape.is_compatible_with(column[0].shape)
+            if not is_alike or var.dtype.base_dtype != column[0].dtype.base_dtype:
+                raise HierAllreduceError(
+                    f"{where(tower, devices)}: {var.op.name!r} is {kinds[tower]}, and cannot be"
+                    f" a copy of tower 0's {column[0].op.name!r}, which is {kinds[0]}; give them"
+                    " one dtype and shape or, if each tower has its own, names that differ by more"
+                    " than the towers' scopes"
+                )
     on_tower_0 = []
     for var in copies[0]:
         with _device_of(var):
