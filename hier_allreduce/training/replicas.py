@@ -105,7 +105,7 @@ def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Repli
     # Towers may rightly differ in variables that do not belong to the model, so these stay.
     columns = list(zip(*copies_by_name(known, devices)))
     own = [column[0].op.name for column in columns if not is_of_model(column[0])]
-    if own:
+    if own and len(devices) > 1:
         listed = ", ".join(map(repr, own[:3])) + (", …" if own[3:] else "")
         log_once(
             f"not copied from tower 0 to the others, because each tower may have its own: {listed};"
@@ -235,11 +235,13 @@ class Drift(NamedTuple):
         variables: names on tower 0 of those that are not the same, to the bit, on all towers.
         tower: the first one that differs from tower 0.
         alone: trainable variables that are not on every tower.
+        own: variables that no update keeps equal, because each tower may have its own.
     """
 
     variables: Tuple[str, ...] = ()
     tower: int = 0
     alone: Tuple[str, ...] = ()
+    own: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         sentence = "all towers are equal"
@@ -250,6 +252,9 @@ class Drift(NamedTuple):
         if self.alone:
             listed = ", ".join(map(repr, self.alone))
             sentence += f"; not on every tower, and so not compared: {listed}"
+        if self.own:
+            listed = ", ".join(map(repr, self.own[:3])) + (", …" if self.own[3:] else "")
+            sentence += f"; not compared, because each tower may have its own: {listed}"
         return sentence
 
 

@@ -128,7 +128,8 @@ def signs(value):
     """Return the signs of a tensor, by a function in Python, which TensorFlow numbers."""
     # An optimizer's update is where its variable is, and Python has no kernel on GPUs.
     with tf1.colocate_with(None, ignore_existing=True), tf.device("/cpu:0"):
-        return tf.reshape(tf1.py_func(np.sign, [value], tf.float32), value.shape)
+        found = tf1.py_func(lambda array: np.sign(array), [value], tf.float32)
+        return tf.reshape(found, value.shape)
 
 
 PENALTIES = {

@@ -235,7 +235,7 @@ def test_differences_are_reported_and_broadcast_away(graph):
     with started(optimizer.init_op) as sess:
         sess.run(spoil(rows))
         drift = optimizer.check_replicas(sess)
-        assert drift == (("tower0/d",), 2, ())
+        assert (drift.variables, drift.tower) == (("tower0/d",), 2)
         assert str(drift) == "'tower0/d' differs between tower 0 and tower 2"
         sess.run([spoil(rows, 1), rows[1][0][1].assign([1.0, 0.0])])
         text = "'tower0/d' and 1 more differ between tower 0 and tower 1"
@@ -601,8 +601,23 @@ def test_what_a_tower_has_of_its_own_is_left_alone(graph, caplog):
         for _ in range(100):
             sess.run(op)
         assert [list(share) for share in sess.run(data)] == [[1, 1], [2, 2, 2]]
+        text = (
+            "all towers are equal; not compared, because each tower may have its own: 'tower0/data'"
+        )
+        assert str(optimizer.check_replicas(sess)) == text
         assert sess.run(rows[1][0][1]) == pytest.approx([1.5], rel=1e-4)
     assert "each tower may have its own: 'tower0/data'; tf.compat.v1.add_to" in caplog.text
+
+
+def test_one_tower_has_nothing_to_copy_or_to_compare(graph, caplog):
+    caplog.set_level("INFO", "hier_allreduce")
+    log_once.cache_clear()
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(1))
+    steps = train.get_or_create_global_step()
+    optimizer.apply_gradients(towers(count=1), global_step=steps)
+    with started(optimizer.init_op) as sess:
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+    assert "not copied" not in caplog.text
 
 
 # ---- transform -----------------------------------------------------------------------------------
