@@ -210,8 +210,9 @@ def test_other_weights_are_an_error_on_all_hosts(options, words):
         ({"update": "once"}, {"penalty": "weak"}, "update, optimizer: Regularized there"),
         ({"penalty": "strong"}, {"penalty": "weak"}, "update, constants: 0.01, 0.05, 0.9 there"),
         ({"penalty": "signs"}, {"penalty": "weak"}, "update, graph: "),
+        ({"penalty": "sines"}, {"penalty": "cosines"}, "update, graph: "),
     ],
-    ids=["rate", "tensor", "class", "constant", "ops"],
+    ids=["rate", "tensor", "class", "constant", "ops", "kinds of ops"],
 )
 def test_another_update_is_an_error_before_the_first_step(ours, theirs, words):
     with job("train", 2, **ours, each={1: theirs}) as hosts:

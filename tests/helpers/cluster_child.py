@@ -136,6 +136,8 @@ PENALTIES = {
     "strong": lambda value: 0.02 * value,
     "weak": lambda value: 0.01 * value,
     "signs": lambda value: 0.01 * signs(value),
+    "sines": lambda value: 0.01 * tf.sin(value),
+    "cosines": lambda value: 0.01 * tf.cos(value),
 }
 
 
