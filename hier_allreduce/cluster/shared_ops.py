@@ -99,12 +99,9 @@ class SharedOps:
         self._note(f"all-reduce ({name})", lines)
         self._last_over_nccl = {}
 
-    def announce_update(self, optimizer: str, options: Mapping[str, Any]) -> None:
-        """Note an optimizer's class and the numbers that it was made with: hosts compare them."""
-        if self.size > 1:
-            lines = [f"optimizer: {optimizer}"]
-            lines += [f"optimizer: {key}={option}" for key, option in options.items()]
-            self._note("update", lines)
+    def announce_update(self, lines: Sequence[str]) -> None:
+        """Note what an update is, in lines that all hosts must have."""
+        self._note("update", lines)
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         """Return the sum of the tensors that all hosts give in this place of their programs.

@@ -229,7 +229,7 @@ def plan_gradients(
     layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
     hook().planned(layout, strategy, load)
     if len(devices) > 1:
-        log_once(describe(layout))
+        log_once(describe(layout, hosts))
     return layout
 
 

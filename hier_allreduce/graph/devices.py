@@ -14,7 +14,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import devices_of_eager_calls
+from ..compat import builds_for_session, devices_of_eager_calls
 from ..errors import HierAllreduceError
 from ..formatting import count
 
@@ -151,3 +151,19 @@ def any_on_gpu(devices: Sequence[Any]) -> bool:
 def all_on_cpu(devices: Sequence[Any]) -> bool:
     """Return whether every device is known to be a CPU."""
     return all(isinstance(device, str) and device_fields(device)[3] == "CPU" for device in devices)
+
+
+def session_with(devices: Sequence[Any], hosts: int) -> str:
+    """Return which session has K devices; "" if any session has them, or none is needed."""
+    if not builds_for_session():
+        return ""
+    if hosts > 1:
+        return "cluster.session()"
+    # A session has one CPU device unless it asks for more, but all GPUs.
+    cpus = []
+    for device in devices:
+        job, _, _, device_type, index = device_fields(device if isinstance(device, str) else "")
+        if job is None and device_type == "CPU":
+            cpus.append(index)
+    needed = max(cpus, default=0) + 1
+    return f'a session with device_count={{"CPU": {needed}}}' if needed > 1 else ""

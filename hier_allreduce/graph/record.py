@@ -17,7 +17,7 @@ from ..compat import is_eager, tf1
 from ..formatting import amount, count
 from ..planning.plan import Schedule, sums_in
 from .columns import has_rows_only
-from .devices import all_on_cpu
+from .devices import all_on_cpu, session_with
 from .layout import Layout, size_of
 
 _log = logging.getLogger("hier_allreduce")
@@ -108,7 +108,7 @@ def record(scope: str, layout: Layout, hosts: int, packed: Sequence[Sequence[Any
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
 
 
-def describe(layout: Layout) -> str:
+def describe(layout: Layout, hosts: int) -> str:
     """Return a line about an all-reduce of K ≥ 2 towers.
 
     ::
@@ -137,6 +137,9 @@ def describe(layout: Layout) -> str:
         algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     devices += " with control edges" if layout.has_edges else ""
+    # TensorFlow's own error about a session without these devices has a hundred lines.
+    session = session_with(layout.devices, hosts)
+    devices += f" of {session}" if session else ""
     chunks = count(len(layout.chunks), "chunk")
     dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, layout.chunks)))
     sizes = [f"up to {amount(max(sent_by_sparse[False]))}"] if False in sent_by_sparse else []

@@ -7,7 +7,7 @@ for that of the whole batch.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, Set
+from typing import Any, Iterator, Set
 
 import numpy as np
 
@@ -73,15 +73,3 @@ def unchanged(optimizer: Any, towers: int) -> Iterator[None]:
                 " left there. Compute it in apply_gradients, from the reduced gradients, or before"
                 " the towers"
             )
-
-
-def numbers_of(optimizer: Any) -> Dict[str, Any]:
-    """Return the numbers among the attributes of an optimizer, and of those in its attributes."""
-    attribute_to_number: Dict[str, Any] = {}
-    for attribute, state in vars(optimizer).items():
-        if isinstance(state, tf1.train.Optimizer):
-            for inner, setting in numbers_of(state).items():
-                attribute_to_number[f"{attribute}.{inner}"] = setting
-        elif isinstance(state, (bool, int, float)):
-            attribute_to_number[attribute] = state
-    return attribute_to_number

@@ -231,7 +231,8 @@ class TowerOptimizer:
         layers.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
+            HierAllreduceError: ``apply_gradients`` was not called; or a variable of the model has
+                another dtype or shape than its copy on tower 0; or this would add ops to a
                 finalized graph.
         """
         return self._op(_start, copies_of_model)
@@ -246,12 +247,13 @@ class TowerOptimizer:
                 finalized graph.
         """
         drift: Drift = self._op(comparison)(session)
-        # A variable that one tower lacks is named, because no comparison can see it.
-        compared = set(map(id, chain(*self._copies(copies_of_model))))
+        # What is not compared is named, because the user may count on it.
+        of_model = set(map(id, chain(*self._copies(copies_of_model))))
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-        return drift._replace(
-            alone=tuple(var.op.name for var in trainable if id(var) not in compared)
-        )
+        alone = [var.op.name for var in trainable if id(var) not in of_model]
+        with_copies = self._copies(copies_by_name)[0] if len(self.devices) > 1 else []
+        own = [var.op.name for var in with_copies if id(var) not in of_model]
+        return drift._replace(alone=tuple(alone), own=tuple(own))
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.

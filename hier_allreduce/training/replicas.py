@@ -23,6 +23,7 @@ from ..checksums import checksum_of
 from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..graph import copy_from_tower_0
+from ..graph.names import where
 from ..graph.record import log_once
 from .towers import ReplicatedVariables
 
@@ -104,7 +105,7 @@ def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Repli
     # Towers may rightly differ in variables that do not belong to the model, so these stay.
     columns = list(zip(*copies_by_name(known, devices)))
     own = [column[0].op.name for column in columns if not is_of_model(column[0])]
-    if own:
+    if own and len(devices) > 1:
         listed = ", ".join(map(repr, own[:3])) + (", …" if own[3:] else "")
         log_once(
             f"not copied from tower 0 to the others, because each tower may have its own: {listed};"
@@ -190,7 +191,23 @@ class TowerNames:
 
 
 def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
-    """Return an op that copies tower 0's variables to the other towers."""
+    """Return an op that copies tower 0's variables to the other towers.
+
+    Raises:
+        HierAllreduceError: a variable has another dtype or shape than the copy on tower 0.
+    """
+    # Variables that are found by their names alone may differ, and TensorFlow would name no tower.
+    for column in zip(*copies):
+        kinds = [f"{var.dtype.base_dtype.name} {var.shape}" for var in column]
+        for tower, var in enumerate(column):
+            is_alike = var.shape.is_compatible_with(column[0].shape)
+            if not is_alike or var.dtype.base_dtype != column[0].dtype.base_dtype:
+                raise HierAllreduceError(
+                    f"{where(tower, devices)}: {var.op.name!r} is {kinds[tower]}, and cannot be"
+                    f" a copy of tower 0's {column[0].op.name!r}, which is {kinds[0]}; give them"
+                    " one dtype and shape or, if each tower has its own, names that differ by more"
+                    " than the towers' scopes"
+                )
     on_tower_0 = []
     for var in copies[0]:
         with _device_of(var):
@@ -218,11 +235,13 @@ class Drift(NamedTuple):
         variables: names on tower 0 of those that are not the same, to the bit, on all towers.
         tower: the first one that differs from tower 0.
         alone: trainable variables that are not on every tower.
+        own: variables that no update keeps equal, because each tower may have its own.
     """
 
     variables: Tuple[str, ...] = ()
     tower: int = 0
     alone: Tuple[str, ...] = ()
+    own: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         sentence = "all towers are equal"
@@ -233,6 +252,9 @@ class Drift(NamedTuple):
         if self.alone:
             listed = ", ".join(map(repr, self.alone))
             sentence += f"; not on every tower, and so not compared: {listed}"
+        if self.own:
+            listed = ", ".join(map(repr, self.own[:3])) + (", …" if self.own[3:] else "")
+            sentence += f"; not compared, because each tower may have its own: {listed}"
         return sentence
 
 

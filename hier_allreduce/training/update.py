@@ -21,7 +21,7 @@ from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
-from .attributes import numbers_of
+from .announcement import announcement
 from .once import update_once
 from .replicas import note_copies
 from .replicated import update_replicated, why_not_replicated, why_once
@@ -159,9 +159,7 @@ def update_towers(
     # The trainer lets references be where it can: it cannot where their values are copied.
     if len(towers.devices) > 1 and (is_once or update == "sharded"):
         check_variables(towers.rows, towers.devices)
-    # Hosts compare their optimizers, because one with other rates would leave the others behind.
-    if towers.cluster is not None:
-        towers.cluster.ops.announce_update(type(optimizer).__name__, numbers_of(optimizer))
+    built_before = len(tf1.get_default_graph().get_operations())
     if is_once:
         given = dict(arguments or {})
         if global_step is not None:
@@ -173,6 +171,9 @@ def update_towers(
         if global_step is not None:
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(global_step, 1).op
+    # Hosts compare their updates, because one with another rate would leave the others behind.
+    if towers.cluster is not None and towers.cluster.size > 1:
+        towers.cluster.ops.announce_update(announcement(optimizer, op, built_before))
     # A later update, or init_op, finds more copies by the names of these.
     note_copies(copies, towers.devices)
     return op, copies

@@ -222,12 +222,14 @@ def test_the_result_has_no_gradient_and_the_error_says_so(graph):
         tf1.gradients(rows[1][0], [x])
 
 
-def test_a_plain_session_ends_with_an_error_instead_of_waiting(graph):
+@pytest.mark.parametrize("is_soft", [False, True])
+def test_a_plain_session_ends_with_an_error_instead_of_waiting(graph, is_soft):
     rows = allreduce_grads(
         [[tf1.placeholder_with_default(1.0, [])]] * 2, gpus_or_cpus(2), cluster=two()
     )
-    with session() as plain, pytest.raises(
-        tf.errors.InvalidArgumentError, match="/job:worker/replica:0/task:0"
+    words = r"Cannot assign a device for operation .*/job:worker/replica:0/task:0"
+    with session(allow_soft_placement=is_soft) as plain, pytest.raises(
+        tf.errors.InvalidArgumentError, match=words
     ):
         plain.run(rows)
 

@@ -189,7 +189,7 @@ def test_a_proxy_is_not_asked_for_the_hosts():
             "become different: 1 of 4 variables are not the same on host 0",
         ),
         (
-            {"tensor_rates": 0.05, "each": {1: {"tensor_rates": 0.01}}},
+            {"hidden": True, "tensor_rates": 0.05, "each": {1: {"tensor_rates": 0.01}}},
             "become different: 4 of 4 variables are not the same on host 0",
         ),
     ],
@@ -202,11 +202,33 @@ def test_other_weights_are_an_error_on_all_hosts(options, words):
             assert words in text and "tower1/a" in text, text
 
 
-def test_another_learning_rate_is_an_error_before_the_first_step():
-    with job("train", 2, each={1: {"rate": 0.01}}) as hosts:
-        for host in hosts:
-            text = host.error()
-            assert "optimizer: _learning_rate=0.01" in text and "_learning_rate=0.05" in text, text
+@pytest.mark.parametrize(
+    "ours, theirs, words",
+    [
+        ({}, {"rate": 0.01}, "update, optimizer: _learning_rate=0.01 there"),
+        ({"tensor_rates": 0.05}, {"tensor_rates": 0.01}, "update, constants: 0.01, 0.9 there"),
+        ({"update": "once"}, {"penalty": "weak"}, "update, optimizer: Regularized there"),
+        ({"penalty": "strong"}, {"penalty": "weak"}, "update, constants: 0.01, 0.05, 0.9 there"),
+        ({"penalty": "signs"}, {"penalty": "weak"}, "update, graph: "),
+        ({"penalty": "sines"}, {"penalty": "cosines"}, "update, graph: "),
+    ],
+    ids=["rate", "tensor", "class", "constant", "ops", "kinds of ops"],
+)
+def test_another_update_is_an_error_before_the_first_step(ours, theirs, words):
+    with job("train", 2, **ours, each={1: theirs}) as hosts:
+        error, other = [host.error() for host in hosts]
+    assert error.startswith("ClusterError: host 1 (127.0.0.1:") and words in error, error
+    assert "differs from this host (1)" in other, other
+
+
+@pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
+def test_hosts_with_one_update_may_build_other_ops_and_in_another_order(update):
+    options = {"update": update, "unknown_shapes": True}
+    if update == "once":
+        options["penalty"] = "signs"
+    each = {0: {"more_ops": 3}, 1: {"in_reverse": True}}
+    with job("train", 2, each=each, **options) as hosts:
+        assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
 
 
 def test_the_end_of_data_is_no_slow_hosts_last_step():

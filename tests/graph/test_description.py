@@ -11,9 +11,13 @@ import tensorflow as tf
 from helpers.graphs import XPU, gpus_or_cpus, gradients_on, on_towers, tf1
 from helpers.rows import for_each
 
-from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
+from hier_allreduce import Cluster, Strategy, TowerOptimizer, allreduce_grads
+from hier_allreduce.graph.record import log_once
 
-WHERE = {"cpu": "CPU devices", "gpu": "GPUs"}[XPU]
+THREE = {
+    "cpu": '3 towers on CPU devices of a session with device_count={"CPU": 3}',
+    "gpu": "3 towers on GPUs",
+}[XPU]
 PROGRAM = """
 import tensorflow as tf
 from hier_allreduce import allreduce_grads
@@ -47,7 +51,7 @@ def test_it_has_the_algorithm_chunks_copies_bytes_and_dtype(graph, lines, how, s
     strategy = Strategy(chunk_bytes=0, main=0, edges=False, **how)
     allreduce_grads(gradients_on(gpus_or_cpus(3), values), gpus_or_cpus(3), strategy=strategy)
     sent = 2 * 75 * (2 if "wire_dtype" in how else 4)  # the root sends most: to both others
-    assert lines() == [f"3 towers on {WHERE}: {said.format(sent)}"]
+    assert lines() == [f"{THREE}: {said.format(sent)}"]
 
 
 def test_a_size_that_is_not_known_is_said(graph, lines):
@@ -116,6 +120,35 @@ def test_it_says_whether_there_are_control_edges(graph, lines, towers, strategy,
     assert f"{towers} towers on {said}" in lines()[-1]
 
 
+TWO_HOSTS = Cluster(["127.0.0.1:2222", "127.0.0.1:2223"], 0, 2)
+
+
+@pytest.mark.parametrize(
+    "devices, cluster, said",
+    [
+        (["/cpu:3", "/cpu:1"], None, 'CPU devices of a session with device_count={"CPU": 4}: '),
+        (["/cpu:0", "/cpu:0"], None, "CPU devices: "),
+        (["/job:worker/cpu:0", "/job:worker/cpu:1"], None, "CPU devices: "),
+        (["/gpu:0", "/gpu:1"], None, "GPUs: "),
+        (["/cpu:0", "/cpu:1"], TWO_HOSTS, "CPU devices of cluster.session(): "),
+        (["/gpu:0", "/gpu:1"], TWO_HOSTS, "GPUs of cluster.session(): "),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:2 towers are on one device")
+def test_it_says_which_session_has_the_devices(graph, lines, devices, cluster, said):
+    """TensorFlow ends any other one with an error of a hundred lines."""
+    log_once.cache_clear()
+    allreduce_grads([[tf.ones([3])]] * 2, devices, strategy="flat", cluster=cluster)
+    assert lines()[-1].startswith(f"2 towers on {said}flat, 1 chunk")
+
+
+@pytest.mark.tf2
+def test_eagerly_it_speaks_of_no_session(lines):
+    log_once.cache_clear()
+    allreduce_grads([[tf.ones([5])]] * 2, ["/cpu:0", "/cpu:1"], strategy="flat")
+    assert lines()[-1].startswith("2 towers on CPU devices: flat, 1 chunk")
+
+
 def test_the_same_line_is_logged_once(graph, lines):
     optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), gpus_or_cpus(2))
     rows = []
@@ -132,6 +165,6 @@ def test_a_program_without_logging_sees_it_on_standard_error():
     done = subprocess.run([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, timeout=280)
     said = [line for line in done.stderr.decode().splitlines() if "towers" in line]
     assert said == [
-        "hier_allreduce: 2 towers on CPU devices: flat, 1 chunk, 2 copies; "
-        "each tower sends up to 28 B in float32"
+        'hier_allreduce: 2 towers on CPU devices of a session with device_count={"CPU": 2}: '
+        "flat, 1 chunk, 2 copies; each tower sends up to 28 B in float32"
     ]

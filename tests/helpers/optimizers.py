@@ -111,6 +111,26 @@ class Noisy(tf.compat.v1.train.GradientDescentOptimizer):
         return super()._resource_apply_dense(grad + 0.0 * tf1.random_normal(grad.shape), var)
 
 
+class BeginsAtRandom(tf.compat.v1.train.GradientDescentOptimizer):
+    """Pulls each variable to a state that the update makes, with a random initial value."""
+
+    def _resource_apply_dense(self, grad, var):
+        start = tf1.random_normal(var.shape, seed=1)
+        state = tf1.Variable(start, trainable=False, name="state", use_resource=True)
+        pull = 0.1 * (var.read_value() - state.read_value())
+        return super()._resource_apply_dense(grad + pull, var)
+
+
+class LooksUp(tf.compat.v1.train.GradientDescentOptimizer):
+    """Takes a factor of each gradient from a hash table that the update makes."""
+
+    def _resource_apply_dense(self, grad, var):
+        rates = tf.lookup.KeyValueTensorInitializer(["w", "b"], [0.5, 2.0])
+        table = tf.lookup.StaticHashTable(rates, 0.0)
+        factor = table.lookup(tf.constant(var.op.name.split("/")[-1]))
+        return super()._resource_apply_dense(grad * factor, var)
+
+
 class Timed(tf.compat.v1.train.GradientDescentOptimizer):
     """Reads the clock in the update."""
 

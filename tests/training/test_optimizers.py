@@ -14,6 +14,7 @@ from helpers.optimizers import (
     FIRST,
     SGD,
     AveragesTrainable,
+    BeginsAtRandom,
     CallingPython,
     Chooses,
     Clipped,
@@ -24,6 +25,7 @@ from helpers.optimizers import (
     KeepingFunctions,
     KeepsNorms,
     Lamb,
+    LooksUp,
     Noisy,
     OwnSlots,
     SetByComputeGradients,
@@ -61,6 +63,8 @@ TRAINS = {
     "clips at the end": lambda: Clipping(0.1),
     "counter in the constructor": CountingSinceInit,
     "noise": lambda: Noisy(0.1),
+    "state with a random start": lambda: BeginsAtRandom(0.1),
+    "hash table": lambda: LooksUp(0.1),
     "clock": lambda: Timed(0.1),
     "Python": lambda: CallingPython(0.1),
     "rate in a callable": lambda: train.MomentumOptimizer(lambda: tf.constant(0.1), 0.9),
@@ -112,14 +116,19 @@ def after(make, count, steps=4, targets=None, **options):
         optimizer = TowerOptimizer(make(), gpus_or_cpus(count), strategy=strategy, **options)
         rows = towers(optimizer, count, targets=targets)
         op = optimizer.apply_gradients(rows)
-        with started(optimizer.init_op) as sess:
+        with started(tf1.tables_initializer(), optimizer.init_op) as sess:
             for _ in range(steps):
                 sess.run(op)
             values = sess.run(variables_of(rows))
             return np.array(values), optimizer.check_replicas(sess).variables
 
 
-WITHOUT_KERNEL = {"adagrad DA": "ResourceApplyAdagradDA", "clock": "Timestamp", "Python": "PyFunc"}
+WITHOUT_KERNEL = {
+    "adagrad DA": "ResourceApplyAdagradDA",
+    "clock": "Timestamp",
+    "hash table": "HashTableV2",
+    "Python": "PyFunc",
+}
 
 
 def marked(name):

@@ -9,7 +9,7 @@ from typing import Counter, Dict, List, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import chain, config, gpus_or_cpus, session, started
+from helpers.graphs import XPU, chain, config, gpus_or_cpus, session, started
 from helpers.optimizers import Clipped
 from helpers.rows import for_each
 
@@ -235,7 +235,7 @@ def test_differences_are_reported_and_broadcast_away(graph):
     with started(optimizer.init_op) as sess:
         sess.run(spoil(rows))
         drift = optimizer.check_replicas(sess)
-        assert drift == (("tower0/d",), 2, ())
+        assert (drift.variables, drift.tower) == (("tower0/d",), 2)
         assert str(drift) == "'tower0/d' differs between tower 0 and tower 2"
         sess.run([spoil(rows, 1), rows[1][0][1].assign([1.0, 0.0])])
         text = "'tower0/d' and 1 more differ between tower 0 and tower 1"
@@ -407,6 +407,18 @@ def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes
         assert optimizer.check_replicas(sess).variables
 
 
+def test_one_init_op_is_for_all_spellings_of_the_devices(graph):
+    spelled = [f"/device:{XPU.upper()}:{k}" for k in range(3)]
+    optimizers = [TowerOptimizer(sgd(), devices) for devices in (gpus_or_cpus(3), spelled)]
+    losses = [towers(["d"]), towers(["g"], "other{}")]
+    for optimizer, rows in zip(optimizers, losses):
+        optimizer.apply_gradients(rows)
+    with started(optimizers[0].init_op) as sess:
+        assert [state(sess, rows) for rows in losses] == [[0, 0, 0], [0, 0, 0]]
+        for optimizer in optimizers:
+            assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+
+
 @UPDATES
 def test_a_second_call_on_the_same_variables_has_the_same_slots(graph, update):
     optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers(["d"])
@@ -542,6 +554,35 @@ def test_a_step_before_init_op_ends_with_an_error_that_names_it(graph, update):
         sess.run(op)
 
 
+def test_a_monitored_session_without_the_hook_ends_with_the_same_error(graph):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    op = optimizer.apply_gradients(towers(count=2))
+    words = "init_op of the TowerOptimizer"
+    with train.MonitoredTrainingSession(config=config()) as sess, pytest.raises(
+        tf.errors.InvalidArgumentError, match=words
+    ):
+        sess.run(op)
+
+
+@pytest.mark.parametrize("dtype, height", [("float32", 6), ("float64", 4)])
+def test_variables_of_the_model_that_cannot_be_copies_are_named(graph, dtype, height):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    optimizer.apply_gradients(towers(count=2))
+    kinds = [("float32", 4), (dtype, height)]
+    for k, (dtype_there, height_there) in enumerate(kinds):
+        shape = [height_there, 8]
+        state = tf1.get_variable(f"tower{k}/state", shape, dtype_there, trainable=False)
+        tf1.add_to_collection(tf1.GraphKeys.MODEL_VARIABLES, state)
+    before = len(graph.get_operations())
+    words = (
+        rf"tower 1 \(/.pu:1\): 'tower1/state' is {dtype} \({height}, 8\), and cannot be a copy of"
+        r" tower 0's 'tower0/state', which is float32 \(4, 8\)"
+    )
+    with pytest.raises(HierAllreduceError, match=words):
+        _ = optimizer.init_op
+    assert len(graph.get_operations()) == before
+
+
 def test_what_a_tower_has_of_its_own_is_left_alone(graph, caplog):
     """Its share of the data, or the state of its recurrent layers, of any shape."""
     caplog.set_level("INFO", "hier_allreduce")
@@ -560,8 +601,23 @@ def test_what_a_tower_has_of_its_own_is_left_alone(graph, caplog):
         for _ in range(100):
             sess.run(op)
         assert [list(share) for share in sess.run(data)] == [[1, 1], [2, 2, 2]]
+        text = (
+            "all towers are equal; not compared, because each tower may have its own: 'tower0/data'"
+        )
+        assert str(optimizer.check_replicas(sess)) == text
         assert sess.run(rows[1][0][1]) == pytest.approx([1.5], rel=1e-4)
     assert "each tower may have its own: 'tower0/data'; tf.compat.v1.add_to" in caplog.text
+
+
+def test_one_tower_has_nothing_to_copy_or_to_compare(graph, caplog):
+    caplog.set_level("INFO", "hier_allreduce")
+    log_once.cache_clear()
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(1))
+    steps = train.get_or_create_global_step()
+    optimizer.apply_gradients(towers(count=1), global_step=steps)
+    with started(optimizer.init_op) as sess:
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+    assert "not copied" not in caplog.text
 
 
 # ---- transform -----------------------------------------------------------------------------------

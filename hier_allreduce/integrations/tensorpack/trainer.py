@@ -21,7 +21,13 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
 from ...graph import device_strings
-from ...graph.columns import checked_pairs, grads_in, variables_in, warn_of_references
+from ...graph.columns import (
+    check_names,
+    checked_pairs,
+    grads_in,
+    variables_in,
+    warn_of_references,
+)
 from ...graph.measuring import hook
 from ...planning.strategy import Strategy, strategy_from
 from ...training.attributes import unchanged
@@ -344,4 +350,4 @@ def _check_names(unknown: Mapping[str, Any]) -> None:
         if option == "mode":
             modes = "; ".join(f"for {mode!r} {advice}" for mode, advice in _MODES.items())
             raise HierAllreduceError(f"{theirs}; {_MODES.get(str(setting), modes)}")
-    configs.check_keys(unknown, [*_OPTIONS, *_NOT_IN_FILES], "HierarchicalTrainer")
+    check_names(unknown, "HierarchicalTrainer", [*_OPTIONS, *_NOT_IN_FILES])
