@@ -252,13 +252,15 @@ def test_clipping_as_on_the_page_is_that_of_one_device(policy):
             optimizer = keras.optimizers.SGD(0.1)
             if policy == "mixed_float16":  # as compile() does under a global policy
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=256)
-            model.compile(optimizer, "mse", jit_compile=False)
+            model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
             before = model.get_weights()
         x = np.random.RandomState(0).rand(12, 4)
-        model.fit(x, 50 * x[:, :3], batch_size=6, shuffle=False, verbose=0)
-        return [after - start for start, after in zip(before, model.get_weights())]
+        seen = model.fit(x, 50 * x[:, :3], batch_size=6, shuffle=False, verbose=0).history
+        moved = [after - start for start, after in zip(before, model.get_weights())]
+        return moved, {name: values[0] for name, values in seen.items()}
 
-    moved, expected = trained(mirrored(3), policy), trained()
+    (moved, seen), (expected, metrics) = trained(mirrored(3), policy), trained()
+    assert set(seen) == {"loss", "mae"} and seen == pytest.approx(metrics, rel=1e-3)
     assert np.sqrt(sum((array**2).sum() for array in expected)) == pytest.approx(0.2, rel=0.01)
     assert difference(moved, expected) <= (1e-6 if policy == "float32" else 1e-3)
 
