@@ -124,7 +124,7 @@ def test_build_times_are_those_of_the_committed_results():
 MEASURED = re.compile(r"\d (?:ms|µs|GB/s|TB/s)\b|, ms \|")
 KINDS = re.compile(r"\b(?:real|H100|chip|emulated|CPU devices|assumed)\b")
 SOURCES = re.compile(
-    r"\bpython benchmarks/\w|\bmake bench\b|`\w+\.py|\(https:|results/|#2-how-well-the-emulator-agrees"
+    r"\bpython benchmarks/\w|\bmake bench\b|`\w+\.py|\(https:|results/|#2-how-well"
 )
 
 
