@@ -272,6 +272,27 @@ def test_keras_2_fits_three_replicas_like_one_device():
 
 
 @needs_tf2
+def test_keras_2_clips_the_sum():
+    """The page about Keras says so."""
+    keras = pytest.importorskip("tf_keras")
+
+    def trained(strategy=None):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.1, global_clipnorm=1.0), "mse", jit_compile=False)
+            before = model.get_weights()
+        x = np.random.RandomState(0).rand(6, 4).astype(np.float32)
+        goal = 50 * x[:, :3] * np.arange(6)[:, None]  # the towers' gradients differ
+        model.fit(x, goal, batch_size=6, shuffle=False, verbose=0)
+        return [after - start for start, after in zip(before, model.get_weights())]
+
+    moved, expected = trained(mirrored(3)), trained()
+    assert np.sqrt(sum((array**2).sum() for array in expected)) == pytest.approx(0.1, rel=0.01)
+    assert difference(moved, expected) <= 1e-6
+
+
+@needs_tf2
 @pytest.mark.not_emulated("DynamicStitch")
 @pytest.mark.parametrize("kind", [HierarchicalAllReduce, tf.distribute.ReductionToOneDevice])
 def test_keras_3_limits_of_every_all_reduce(kind):
