@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from statistics import median
+from typing import Dict, List
 
 import pytest
 import yaml
@@ -110,7 +111,7 @@ def test_steps_on_cpu_devices_are_those_that_were_printed():
 
 
 def test_build_times_are_those_of_the_committed_results():
-    ratios = {"cpu": [], "gpu": []}
+    ratios: Dict[str, List[float]] = {"cpu": [], "gpu": []}
     for run in json.loads((TOP / "benchmarks/results/build-time.json").read_text("utf-8")):
         ours, other = (median(run["seconds"][name]) for name in ("ours", "ReductionToOneDevice"))
         ratios[run["devices"]].append(ours / other)
