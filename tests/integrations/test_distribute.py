@@ -235,20 +235,26 @@ def test_keras_3_fits_as_with_reduction_to_one_device(how):
     assert all(np.isfinite(array).all() for array in weights)
 
 
+def clipped_on_the_page():
+    """Return the class ``Clipped`` of the page about Keras."""
+    page = (TOP / "docs/how-to/keras.md").read_text(encoding="utf-8")
+    names: Dict[str, Any] = {}
+    exec(re.findall(r"<!-- tested: clipping -->\n```\n(.*?)```", page, re.DOTALL)[0], names)
+    return names["Clipped"]
+
+
 @needs_tf2
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_clipping_as_on_the_page_is_that_of_one_device(policy):
     """Clipped gradients of a scaled loss would move the weights by a 256th of a step."""
     keras = pytest.importorskip("keras", "3")
-    page = (TOP / "docs/how-to/keras.md").read_text(encoding="utf-8")
-    names = {"keras": keras, "tf": tf}
-    exec(re.findall(r"<!-- tested: clipping -->\n```\n(.*?)```", page, re.DOTALL)[0], names)
+    clipped = clipped_on_the_page()
 
     def trained(strategy=None, policy="float32"):
         keras.utils.set_random_seed(0)
         with strategy.scope() if strategy else contextlib.nullcontext():
             layers = [keras.layers.Input([4]), keras.layers.Dense(3, dtype=policy)]
-            model = names["Clipped"]([*layers, keras.layers.Activation("linear", dtype="float32")])
+            model = clipped([*layers, keras.layers.Activation("linear", dtype="float32")])
             optimizer = keras.optimizers.SGD(0.1)
             if policy == "mixed_float16":  # as compile() does under a global policy
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=256)
@@ -332,6 +338,20 @@ def test_the_first_step_of_fit_is_audited(package):
     )  # a kernel and a bias along two hops, there and back
     with pytest.raises(AuditError, match="before any other call"):
         hier_allreduce.audit(fit)
+
+
+@needs_tf2
+def test_a_step_that_reduces_twice_is_audited():
+    """The name scope of one all-reduce is the end of the other's: sgd/hier_allreduce/."""
+    keras = pytest.importorskip("keras", "3")
+    with mirrored(3).scope():
+        model = clipped_on_the_page()([keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False)
+    values = np.ones([6, 4], np.float32)
+    audited = hier_allreduce.audit(
+        lambda: model.fit(values, values[:, :2], batch_size=6, verbose=0)
+    )
+    assert len(audited.calls) == 2 and not audited.skipped
 
 
 @needs_tf2
