@@ -253,6 +253,18 @@ def embeddings_table():
     return side_by_side(cells_in("embeddings/word_embeddings.json"), {name: name for name in names})
 
 
+def dlrm_table():
+    """Return the table of DLRM's rows, added up once on the way, and as before by each tower."""
+    before = "every tower adds up (8a0c356)"
+    cells = [
+        {**cell, "contenders": {OURS: cell["contenders"][OURS], before: old["contenders"][OURS]}}
+        for cell, old in zip(
+            cells_in("embeddings/dlrm.json"), cells_in("embeddings/dlrm-at-8a0c356.json")
+        )
+    ]
+    return side_by_side(cells, {OURS: "ours", before: before})
+
+
 def side_by_side(cells, column_by_name):
     """Return a table with a row for each machine and pass, and a number for each host's share."""
     rows = [["emulated: exposed, ms", "pass, ms", *column_by_name.values()]]
@@ -297,6 +309,7 @@ TABLES = {
     "groups": groups_table,
     "updates": updates_table,
     "embeddings": embeddings_table,
+    "dlrm": dlrm_table,
     "about": about,
 }
 

@@ -211,9 +211,9 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     new_graphs = [graph for graph in recorded_graphs() if id(graph) not in ids_before]
     # The training step has most all-reduces, because others only add up metrics.
     for graph in sorted(new_graphs, key=lambda graph: -len(recorded_in(graph))):
-        scope = recorded_in(graph)[0].scope
+        scopes = [built.scope for built in recorded_in(graph)]
         for function in functions:
-            prefix = _prefix_of(scope, function.partition_graphs)
+            prefix = _prefix_of(scopes, function.partition_graphs)
             if prefix is not None:
                 return function.partition_graphs, prefix, graph
     raise AuditError(
@@ -223,15 +223,18 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     )
 
 
-def _prefix_of(scope: str, partitions: Sequence[Any]) -> Optional[str]:
-    """Return the text before a name scope in a function's partitions; None if it is not there."""
+def _prefix_of(scopes: Sequence[str], partitions: Sequence[Any]) -> Optional[str]:
+    """Return the text before name scopes in a function's partitions; None if none is there."""
+    prefixes = set()
     for partition in partitions:
         for node in partition.node:
-            prefix, is_there, _ = node.name.partition(scope)
-            # The prefix ends a level, because a scope may be the end of a longer name.
-            if is_there and (not prefix or prefix.endswith("/")):
-                return str(prefix)
-    return None
+            for scope in scopes:
+                prefix, is_there, _ = node.name.partition(scope)
+                # The prefix ends a level, because a scope may be the end of a longer name.
+                if is_there and (not prefix or prefix.endswith("/")):
+                    prefixes.add(str(prefix))
+    # Of adam/hier_allreduce/ another scope, hier_allreduce/, is the end: that prefix is too long.
+    return min(prefixes, key=len, default=None)
 
 
 def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> Audited:

@@ -78,7 +78,7 @@ def draw(
         _draw_window(window_axes, bars, lanes, window, pass_ends)
     axes[-1].set_xlabel(time)
     if len(windows) > 1:
-        axes[0].set_title("the whole step; black: the end of each pass", loc="left", fontsize=8)
+        axes[0].set_title("the whole step; tall line: the end of each pass", loc="left", fontsize=8)
         axes[1].set_title("its end", loc="left", fontsize=8)
     # The title wraps, because the summary of a step is a long line.
     figure.suptitle(title, fontsize=9, wrap=True, x=0.01, ha="left")

@@ -281,12 +281,18 @@ def test_groups_of_a_saved_text(run, tmp_path, encoding):
 
 
 def test_a_saved_text_whose_halves_are_fine(run):
-    damaged = table_of(4, "SYS").replace("X \tSYS", "X \tNV1", 1)
-    status, out, err = run("doctor", "--topo", "-", stdin=damaged)
+    table = (THIRD_DGX_1V.parent / "4x-h100-nvl-phb-nv12.txt").read_bytes()
     words = (
-        "keep the default, and write no groups=: no two groups follow the NVLinks better than its"
+        "keep the default, and write no groups=: no two groups follow the NVLinks better than the"
         " halves\n"
     )
+    assert run("doctor", "--topo", "-", stdin=table) == (0, words, "")
+
+
+def test_a_saved_text_without_nvlinks(run):
+    damaged = table_of(4, "SYS").replace("X \tSYS", "X \tNV1", 1)
+    status, out, err = run("doctor", "--topo", "-", stdin=damaged)
+    words = "keep the default, and write no groups=: the GPUs of this table have no NVLinks\n"
     assert (status, out) == (0, words)
     assert err.startswith("warning: GPU0–GPU1: row GPU0 says NV1, row GPU1 says SYS")
 

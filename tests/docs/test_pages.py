@@ -1,7 +1,10 @@
 """Pages agree with the repository: links, outputs of commands, words and numbers of the code."""
 
+import json
 import re
 import sys
+from statistics import median
+from typing import Dict, List
 
 import pytest
 import yaml
@@ -18,8 +21,12 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "RELEASING.md",
     "benchmarks/README.md",
+    "benchmarks/results/README.md",
+    "benchmarks/results/real/README.md",
     "examples/README.md",
+    "tests/emulated_gpu/README.md",
     *DOCS,
 ]
 CODE_FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
@@ -66,11 +73,13 @@ def test_files_and_names_on_pages_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_tables_have_a_header_and_no_gaps(page):
+def test_tables_have_a_header_and_rows_of_its_length(page):
     text = CODE_FENCE.sub("", text_of(page))
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         rows = table.splitlines()
         assert len(rows) > 2 and re.match(r"^\|( ?-+ ?\|)+$", rows[1]), f"{page}: {rows[0]}"
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]  # GitHub cuts in code too
+        assert len(set(cells)) == 1, f"{page}: {rows[cells.index(min(cells))]}"
 
 
 def test_measured_numbers_are_those_of_the_committed_results():
@@ -99,6 +108,35 @@ def test_steps_on_cpu_devices_are_those_that_were_printed():
         assert f", {kind} of " in part and part.rstrip().endswith(f": {ratio}")
         steps = re.findall(r"^\S.*?  +([\d.]+) ", part, re.MULTILINE)
         assert ours == steps[0] and other == min(steps[1:], key=float)
+
+
+def test_build_times_are_those_of_the_committed_results():
+    ratios: Dict[str, List[float]] = {"cpu": [], "gpu": []}
+    for run in json.loads((TOP / "benchmarks/results/build-time.json").read_text("utf-8")):
+        ours, other = (median(run["seconds"][name]) for name in ("ours", "ReductionToOneDevice"))
+        ratios[run["devices"]].append(ours / other)
+    cpu, gpu = (f"{min(of):.1f} to {max(of):.1f}" for of in (ratios["cpu"], ratios["gpu"]))
+    text = " ".join(text_of("docs/measured.md").split())
+    assert f"take {cpu} of the time of `ReductionToOneDevice`'s to build on CPU devices" in text
+    assert f"and {gpu} on GPUs" in text
+
+
+# a number with the unit of a measurement, and the head of a column of such numbers
+MEASURED = re.compile(r"\d (?:ms|µs|GB/s|TB/s)\b|, ms \|")
+KINDS = re.compile(r"\b(?:real|H100|chip|emulated|CPU devices|assumed)\b")
+SOURCES = re.compile(
+    r"\bpython benchmarks/\w|\bmake bench\b|`\w+\.py|\(https:|results/|#2-how-well"
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md", *DOCS])
+def test_measured_numbers_have_their_kind_and_their_source(page):
+    """Real, emulated, on CPU devices or assumed; and a command, committed results or a link."""
+    for section in re.split(r"^##+ ", text_of(page), flags=re.MULTILINE):
+        if MEASURED.search(CODE_FENCE.sub("", section)):
+            title = section.split("\n")[0]
+            assert KINDS.search(section), f"{page}, {title}: of what kind are the numbers?"
+            assert SOURCES.search(section), f"{page}, {title}: no command, no results, no link"
 
 
 @pytest.mark.parametrize("page", ["README.md", *DOCS])

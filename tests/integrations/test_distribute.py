@@ -235,30 +235,38 @@ def test_keras_3_fits_as_with_reduction_to_one_device(how):
     assert all(np.isfinite(array).all() for array in weights)
 
 
+def clipped_on_the_page():
+    """Return the class ``Clipped`` of the page about Keras."""
+    page = (TOP / "docs/how-to/keras.md").read_text(encoding="utf-8")
+    names: Dict[str, Any] = {}
+    exec(re.findall(r"<!-- tested: clipping -->\n```\n(.*?)```", page, re.DOTALL)[0], names)
+    return names["Clipped"]
+
+
 @needs_tf2
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_clipping_as_on_the_page_is_that_of_one_device(policy):
     """Clipped gradients of a scaled loss would move the weights by a 256th of a step."""
     keras = pytest.importorskip("keras", "3")
-    page = (TOP / "docs/how-to/keras.md").read_text(encoding="utf-8")
-    names = {"keras": keras, "tf": tf}
-    exec(re.findall(r"<!-- tested: clipping -->\n```\n(.*?)```", page, re.DOTALL)[0], names)
+    clipped = clipped_on_the_page()
 
     def trained(strategy=None, policy="float32"):
         keras.utils.set_random_seed(0)
         with strategy.scope() if strategy else contextlib.nullcontext():
             layers = [keras.layers.Input([4]), keras.layers.Dense(3, dtype=policy)]
-            model = names["Clipped"]([*layers, keras.layers.Activation("linear", dtype="float32")])
+            model = clipped([*layers, keras.layers.Activation("linear", dtype="float32")])
             optimizer = keras.optimizers.SGD(0.1)
             if policy == "mixed_float16":  # as compile() does under a global policy
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=256)
-            model.compile(optimizer, "mse", jit_compile=False)
+            model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
             before = model.get_weights()
         x = np.random.RandomState(0).rand(12, 4)
-        model.fit(x, 50 * x[:, :3], batch_size=6, shuffle=False, verbose=0)
-        return [after - start for start, after in zip(before, model.get_weights())]
+        seen = model.fit(x, 50 * x[:, :3], batch_size=6, shuffle=False, verbose=0).history
+        moved = [after - start for start, after in zip(before, model.get_weights())]
+        return moved, {name: values[0] for name, values in seen.items()}
 
-    moved, expected = trained(mirrored(3), policy), trained()
+    (moved, seen), (expected, metrics) = trained(mirrored(3), policy), trained()
+    assert set(seen) == {"loss", "mae"} and seen == pytest.approx(metrics, rel=1e-3)
     assert np.sqrt(sum((array**2).sum() for array in expected)) == pytest.approx(0.2, rel=0.01)
     assert difference(moved, expected) <= (1e-6 if policy == "float32" else 1e-3)
 
@@ -267,6 +275,27 @@ def test_clipping_as_on_the_page_is_that_of_one_device(policy):
 def test_keras_2_fits_three_replicas_like_one_device():
     keras = pytest.importorskip("tf_keras")
     assert difference(fitted(keras, mirrored(3)), fitted(keras)) <= 1e-6
+
+
+@needs_tf2
+def test_keras_2_clips_the_sum():
+    """The page about Keras says so."""
+    keras = pytest.importorskip("tf_keras")
+
+    def trained(strategy=None):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.1, global_clipnorm=1.0), "mse", jit_compile=False)
+            before = model.get_weights()
+        x = np.random.RandomState(0).rand(6, 4).astype(np.float32)
+        goal = 50 * x[:, :3] * np.arange(6)[:, None]  # the towers' gradients differ
+        model.fit(x, goal, batch_size=6, shuffle=False, verbose=0)
+        return [after - start for start, after in zip(before, model.get_weights())]
+
+    moved, expected = trained(mirrored(3)), trained()
+    assert np.sqrt(sum((array**2).sum() for array in expected)) == pytest.approx(0.1, rel=0.01)
+    assert difference(moved, expected) <= 1e-6
 
 
 @needs_tf2
@@ -309,6 +338,20 @@ def test_the_first_step_of_fit_is_audited(package):
     )  # a kernel and a bias along two hops, there and back
     with pytest.raises(AuditError, match="before any other call"):
         hier_allreduce.audit(fit)
+
+
+@needs_tf2
+def test_a_step_that_reduces_twice_is_audited():
+    """The name scope of one all-reduce is the end of the other's: sgd/hier_allreduce/."""
+    keras = pytest.importorskip("keras", "3")
+    with mirrored(3).scope():
+        model = clipped_on_the_page()([keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False)
+    values = np.ones([6, 4], np.float32)
+    audited = hier_allreduce.audit(
+        lambda: model.fit(values, values[:, :2], batch_size=6, verbose=0)
+    )
+    assert len(audited.calls) == 2 and not audited.skipped
 
 
 @needs_tf2

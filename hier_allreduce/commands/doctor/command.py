@@ -98,11 +98,13 @@ def _read_topo(file: str) -> int:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     groups = linked_groups(links)
-    default = (
-        "keep the default, and write no groups=: no two groups follow the NVLinks better than its"
-        " halves"
-    )
-    print(_groups_line(groups) if groups else default)
+    if groups:
+        print(_groups_line(groups))
+    else:
+        has_nvlinks = any(map(any, links))
+        halves = "no two groups follow the NVLinks better than the halves"
+        reason = halves if has_nvlinks else "the GPUs of this table have no NVLinks"
+        print(f"keep the default, and write no groups=: {reason}")
     return 0
 
 
