@@ -129,13 +129,10 @@ def static_shape(grad: Any) -> tf.TensorShape:
     return tf.TensorShape([height]).concatenate(grad.values.shape[1:])
 
 
-def fits(grad: Any, other: Any) -> bool:
-    """Return whether a gradient has the dtype and, as far as known, the shape of another one.
-
-    The other one may be its variable.
-    """
-    is_shape = static_shape(grad).is_compatible_with(static_shape(other))
-    return dtype_of(grad) == dtype_of(other) and bool(is_shape)
+def fits(grad: Any, wanted: Any) -> bool:
+    """Return whether a gradient has the dtype, and a possible shape, of a variable or gradient."""
+    is_shape = static_shape(grad).is_compatible_with(static_shape(wanted))
+    return dtype_of(grad) == dtype_of(wanted) and bool(is_shape)
 
 
 # ---- the caller's arguments ----------------------------------------------------------------------
