@@ -86,7 +86,7 @@ test-compat:
 
 bench: .venv/.done build/emulated_gpu.so
 	.venv/bin/python benchmarks/emulated.py dgx-1v,pcie-pairs,4x-rtx-4090 resnet50 --anchors --passes 60
-	.venv/bin/python benchmarks/peers.py
+	.venv/bin/python benchmarks/cpu_devices.py
 
 soak: .venv/.done
 	.venv/bin/python -m pytest -n 2 --hypothesis-profile soak --timeout 3600 tests/test_random.py tests/training/test_random_trainings.py $(PYTEST_OPTIONS)

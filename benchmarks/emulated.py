@@ -34,7 +34,7 @@ from emulated_cell import Cell
 from emulation import environment
 from machines import load_machine
 from picture import draw
-from ratios import OURS, PEERS, WITHOUT_EDGES
+from ratios import COMPARED, OURS, WITHOUT_EDGES
 from rounds import FUNCTION
 from sweep import sweep_table, swept
 from tables import cell_table, summary
@@ -121,10 +121,10 @@ def scale_of(name: str) -> float:
 
 
 def usual_names(machine: str) -> List[str]:
-    """Return ours, with and without control edges and in a tf.function, and all peers."""
+    """Return ours, with and without control edges and in a tf.function, and all baselines."""
     is_8 = load_machine(machine).gpus == 8
-    peers = [name for name in PEERS if is_8 or name not in OF_8_TOWERS]
-    return [OURS, OURS + WITHOUT_EDGES, OURS + FUNCTION, *peers]
+    baselines = [name for name in COMPARED if is_8 or name not in OF_8_TOWERS]
+    return [OURS, OURS + WITHOUT_EDGES, OURS + FUNCTION, *baselines]
 
 
 def names_for(machine: str, options: argparse.Namespace) -> List[str]:

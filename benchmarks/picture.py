@@ -28,7 +28,7 @@ def draw(
     model: Optional[str] = None,
     titles: Optional[Mapping[str, str]] = None,
 ) -> None:
-    """Draw the exposed times of ours and of known peers into a .png, .svg or .pdf file.
+    """Draw the exposed times of ours and of known baselines into a .png, .svg or .pdf file.
 
     A row is a machine, a model and a pass, a column a share of the host. Bars are medians. A line
     has the middle half of the rounds: the longest round says more of what else ran than of the

@@ -13,7 +13,7 @@ Cell = Dict[str, Any]
 
 OURS = "ours"
 WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
-PEERS = (  # each with its defaults and its best knob
+COMPARED = (  # baselines, each with its defaults and its best knob
     "tensorpack packed",
     "tensorpack",
     "tensorpack gpu",
@@ -37,9 +37,9 @@ def step_ms(cell: Cell, name: str) -> float:
     )
 
 
-def peers_in(cell: Cell) -> List[str]:
-    """Return the peers that ran."""
-    return [name for name in PEERS if name in cell["contenders"]]
+def baselines_in(cell: Cell) -> List[str]:
+    """Return the compared baselines that ran."""
+    return [name for name in COMPARED if name in cell["contenders"]]
 
 
 def best(cell: Cell, names: Iterable[str]) -> str:
@@ -47,9 +47,9 @@ def best(cell: Cell, names: Iterable[str]) -> str:
     return min(names, key=lambda name: exposed_ms(cell, name))
 
 
-def best_peer(cell: Cell) -> str:
-    """Return the peer that adds least."""
-    return best(cell, peers_in(cell))
+def best_baseline(cell: Cell) -> str:
+    """Return the baseline that adds least."""
+    return best(cell, baselines_in(cell))
 
 
 def exposed_ratio(cell: Cell, name: str, other: str) -> float:

@@ -31,7 +31,7 @@ from baselines import BASELINES, OF_8_TOWERS
 from candidates import all_reduce
 from over_host import send_over_host
 from picture import draw
-from ratios import OURS, PEERS, WITHOUT_EDGES, peers_in
+from ratios import COMPARED, OURS, WITHOUT_EDGES, baselines_in
 from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds
@@ -85,7 +85,7 @@ def main() -> None:
             if options.json:  # after each cell: an interrupted run keeps what it has
                 text = json.dumps(results, indent=1) + "\n"
                 Path(options.json).write_text(text, encoding="utf-8")
-    if all(OURS in cell["contenders"] and peers_in(cell) for cell in results["cells"]):
+    if all(OURS in cell["contenders"] and baselines_in(cell) for cell in results["cells"]):
         print(summary(results["cells"]))
     if options.picture:
         draw(results, options.picture)
@@ -179,8 +179,8 @@ def names_for(devices: Devices, options: Any) -> List[str]:
     """Return the all-reduces to run."""
     if options.only:
         return list(options.only.split(","))
-    peers = [name for name in PEERS if devices.towers == 8 or name not in OF_8_TOWERS]
-    return [OURS, OURS + WITHOUT_EDGES, "hierarchical/4", *peers]
+    baselines = [name for name in COMPARED if devices.towers == 8 or name not in OF_8_TOWERS]
+    return [OURS, OURS + WITHOUT_EDGES, "hierarchical/4", *baselines]
 
 
 def about(devices: Devices) -> Dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any, Dict, List, Sequence
 
-from ratios import OURS, best_peer, exposed_ms, exposed_ratio, step_ratio
+from ratios import OURS, best_baseline, exposed_ms, exposed_ratio, step_ratio
 
 from hier_allreduce.formatting import table
 
@@ -53,18 +53,19 @@ def kind(cell: Result) -> str:
 
 
 def summary(cells: Sequence[Result]) -> str:
-    """Return ours beside the best peer in each cell, and the medians of the ratios."""
-    rows = [["machine", "model", "pass", "host", "ours", "best peer", "", "÷ exposed", "÷ step"]]
+    """Return ours beside the best baseline in each cell, and the medians of the ratios."""
+    head = ["machine", "model", "pass", "host", "ours", "best baseline", "", "÷ exposed", "÷ step"]
+    rows = [head]
     exposed, steps = [], []
     for cell in cells:
-        peer = best_peer(cell)
-        exposed.append(exposed_ratio(cell, OURS, peer))
-        steps.append(step_ratio(cell, OURS, peer))
+        baseline = best_baseline(cell)
+        exposed.append(exposed_ratio(cell, OURS, baseline))
+        steps.append(step_ratio(cell, OURS, baseline))
         row = [cell["machine"], cell["model"], f"{cell['pass_ms']:g}", f"{cell['host']:g}"]
-        row += [f"{exposed_ms(cell, OURS):.1f}", f"{exposed_ms(cell, peer):.1f}", peer]
+        row += [f"{exposed_ms(cell, OURS):.1f}", f"{exposed_ms(cell, baseline):.1f}", baseline]
         rows.append([*row, f"{exposed[-1]:.2f}", f"{steps[-1]:.3f}"])
     last = (
-        f"ours ÷ best peer: exposed times {statistics.median(exposed):.2f} in the median,"
+        f"ours ÷ best baseline: exposed times {statistics.median(exposed):.2f} in the median,"
         f" {min(exposed):.2f} to {max(exposed):.2f}; steps {statistics.median(steps):.3f}"
     )
     return f"{table(rows)}\n{last}"

@@ -1,10 +1,10 @@
 """Towers as in TensorFlow 1: a graph, a session, a copy of the model on each device.
 
     pip install . scikit-learn    # in a checkout, beside your TensorFlow
-    python examples/towers.py --devices 4 --steps 100 --update main
+    python examples/towers.py --devices 4 --steps 100 --update sharded
 
-``--update main`` shards the optimizer (ZeRO stage 1): each variable is updated on one device, where
-its slots are, and its new value is copied to the others. TensorFlow 1.15 and 2.
+``--update sharded`` is ZeRO stage 1: each variable is updated on one device, where its slots are,
+and its new value is copied to the others. TensorFlow 1.15 and 2.
 """
 
 import argparse

@@ -96,7 +96,7 @@ def exposed(cells, name):
 
 
 def short_table():
-    """Return the table of ResNet-50's means: ours beside the peers, emulated."""
+    """Return the table of ResNet-50's means: ours beside the baselines, emulated."""
     rows = [["emulated: exposed, ms", "pass, ms", *SHORT.values()]]
     for machine, _, pass_ms, cells in places(["resnet50"]):
         numbers = [exposed(cells, name) for name in SHORT]
@@ -105,16 +105,16 @@ def short_table():
 
 
 def long_table():
-    """Return the table of all means: ours beside the best peer, and both ratios.
+    """Return the table of all means: ours beside the best baseline, and both ratios.
 
     A row has two numbers where the shares of the host differ.
     """
     head = ["emulated", "model", "pass, ms", "ours, ms", "range", "limit, ms", "Keras, ms"]
-    rows = [[*head, "best peer, ms", "÷ exposed", "÷ step"]]
+    rows = [[*head, "best baseline, ms", "÷ exposed", "÷ step"]]
     for machine, model, pass_ms, cells in places(MODELS):
         ours = [cell["contenders"][OURS] for cell in cells]
-        peers = [ratios.best_peer(cell) for cell in cells]
-        medians = [ratios.exposed_ms(cell, peer) for cell, peer in zip(cells, peers)]
+        baselines = [ratios.best_baseline(cell) for cell in cells]
+        medians = [ratios.exposed_ms(cell, baseline) for cell, baseline in zip(cells, baselines)]
         ranges = [f"{min(one['exposed_ms']):.1f}–{max(one['exposed_ms']):.1f}" for one in ours]
         numbers = ", ".join(f"{median:.1f}" for median in medians)
         rows.append(
@@ -126,7 +126,7 @@ def long_table():
                 ", ".join(ranges),
                 f"{ours[0]['limit_ms']:.1f}",
                 exposed(cells, OURS + FUNCTION),
-                f"{numbers} ({', '.join(dict.fromkeys(peers))})",
+                f"{numbers} ({', '.join(dict.fromkeys(baselines))})",
                 ratio_words(ratios.exposed_ratio, cells, 2),
                 ratio_words(ratios.step_ratio, cells, 3),
             ]
@@ -135,8 +135,8 @@ def long_table():
 
 
 def ratio_words(ratio, cells, digits):
-    """Return ours compared with the best peer, of cells, as a cell of a table."""
-    values = [ratio(cell, OURS, ratios.best_peer(cell)) for cell in cells]
+    """Return ours compared with the best baseline, of cells, as a cell of a table."""
+    values = [ratio(cell, OURS, ratios.best_baseline(cell)) for cell in cells]
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
@@ -193,11 +193,11 @@ def ratio_sentence():
         (ratios.exposed_ratio, "exposed time", 2),
         (ratios.step_ratio, "step", 3),
     ):
-        values = sorted(ratio(cell, OURS, ratios.best_peer(cell)) for cell in cells)
+        values = sorted(ratio(cell, OURS, ratios.best_baseline(cell)) for cell in cells)
         least, most = f"{values[0]:.{digits}f}", f"{values[-1]:.{digits}f}"
         middle = f"{statistics.median(values):.{digits}f}"
         words.append(f"{least} to {most} of the {what} ({middle} in the median)")
-    return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best peer."
+    return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best baseline."
 
 
 def cells_in(pattern):

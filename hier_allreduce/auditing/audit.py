@@ -15,7 +15,7 @@ from .executed import OTHER_HOSTS, ExecutedStep, Traffic
 _LISTED = 5
 _FETCH = (
     "fetch the results of all towers and variables: TensorFlow executes nothing else; and build"
-    " tower k's gradients under tf.device(devices[k]): one that is on its main already is not"
+    " tower k's gradients under tf.device(devices[k]): one that is on its root already is not"
     " copied there"
 )
 _PLACE = (

@@ -18,7 +18,7 @@ from ..errors import AuditError
 from ..formatting import amount, count, rate, table
 from ..graph.record import AllReduce, recorded_in
 from . import picture
-from .gaps import COPIES, HOST, Gaps
+from .gaps import COPIES, PROCESSOR, Gaps
 from .pieces import Chunk, Link, Tower, chunks_in, links_in, tower_of
 from .remedy import place_of, remedy_for
 from .trace import Trace
@@ -45,8 +45,8 @@ class Cost(NamedTuple):
         towers: K towers.
         chunks: of this package's all-reduces, in the order in which they are ready.
         links: pairs of towers with copies.
-        host_ahead: ms from the host's begin of an op to that of its kernel: the median over the
-            kernels of all passes. On CPU devices 0.
+        processor_ahead: ms from the begin of an op on the processor to that of its kernel: the
+            median over the kernels of all passes. On CPU devices 0.
         remedy: a sentence about what would help most, if the trace shows it; otherwise empty.
         bars: kernels and copies, for the picture.
     """
@@ -55,7 +55,7 @@ class Cost(NamedTuple):
     towers: Tuple[Tower, ...]
     chunks: Tuple[Chunk, ...]
     links: Tuple[Link, ...]
-    host_ahead: float
+    processor_ahead: float
     remedy: str
     bars: Tuple[picture.Bar, ...]
 
@@ -88,14 +88,14 @@ class Cost(NamedTuple):
             clauses.append(f"busiest sender {place}: {src_to_ms[busiest]:.1f} ms")
         # On a CPU device nobody launches kernels, so that there is no lead.
         if "GPU:" in last_tower.device:
-            clauses.append(f"the host was {self.host_ahead:.1f} ms ahead")
+            clauses.append(f"the processor was {self.processor_ahead:.1f} ms ahead")
         line = "; ".join(clauses)
         return f"{line}. {self.remedy}" if self.remedy else line
 
     def __str__(self) -> str:
-        lines = [["ms", "pass ends", "gaps", "for copies", "for the host", "after it", "ends"]]
+        lines = [["ms", "pass ends", "gaps", "for copies", "for the processor", "after it", "ends"]]
         for tower in self.towers:
-            waits = [tower.gaps.get(reason, 0.0) for reason in (COPIES, HOST)]
+            waits = [tower.gaps.get(reason, 0.0) for reason in (COPIES, PROCESSOR)]
             gaps = [sum(tower.gaps.values()), *waits]
             times = [tower.pass_end, *gaps, tower.end - tower.pass_end, tower.end]
             lines.append([place_of(tower.device), *(f"{time:.1f}" for time in times)])
@@ -189,7 +189,7 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
     towers = [tower_of(step, device, spans) for device, spans in zip(step.devices, segments)]
     chunks = chunks_in(step)
     links = links_in(step.copies)
-    # The median tells the lead, because a host that stops for one op makes the mean long.
+    # The median tells the lead, because a processor that stops for one op makes the mean long.
     ahead = []
     bars = []
     for tower, device in enumerate(step.devices):

@@ -60,7 +60,7 @@ class Traffic:
 
     def add(self, copies: Counter, pair: Pair) -> None:
         """Count a copy in ``planned`` or ``executed``."""
-        if pair[0] == pair[1]:  # towers may share a device, and GPUs copy to host memory
+        if pair[0] == pair[1]:  # towers may share a device, and GPUs copy to main memory
             return
         share_devices = len(set(self._first_on_device)) < len(self._first_on_device)
         # Copies to a device with two towers count once, because pruning decides how many there are.

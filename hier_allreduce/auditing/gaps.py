@@ -2,7 +2,7 @@
 
 ::
 
-    kernel │◄─ copies ─► scheduled ◄─ host ─► launched ◄─ between ─►│ kernel
+    kernel │◄─ copies ─► scheduled ◄─ processor ─► launched ◄─ between ─►│ kernel
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .trace import Input, Node
 from .traced import TracedStep
 
 # Why a tower had no kernel: operands that another tower sent were missing; values from a device
-# that is no tower; the host launched too late; the next kernel had been launched already
-COPIES, INPUT, HOST, BETWEEN = "copies", "input", "host", "between"
+# that is no tower; the processor launched too late; the next kernel had been launched already
+COPIES, INPUT, PROCESSOR, BETWEEN = "copies", "input", "processor", "between"
 _SOON = 0.1  # ms, within which a node is scheduled when its last input is there
 
 
@@ -55,12 +55,12 @@ class Gaps:
         for kernel in self._step.trace.kernels[device]:
             kind = self._step.kind(kernel.node)
             node = self._step.trace.nodes[kernel.node]
-            # A kernel is launched when it begins at the latest, though the host's call may return
-            # later.
+            # A kernel is launched when it begins at the latest, though the call that launches it
+            # may return later.
             launched = min(node.end, kernel.begin)
             scheduled = min(node.scheduled, launched)
             reason = self._reason(kernel.node, done) if scheduled > done else ""
-            waits = [(scheduled, reason), (launched, HOST), (kernel.begin, BETWEEN)]
+            waits = [(scheduled, reason), (launched, PROCESSOR), (kernel.begin, BETWEEN)]
             # Kernels of several streams overlap, so that only what is after `done` is new.
             for end, why in [*waits, (kernel.end, "")]:
                 if end > done:
@@ -69,7 +69,7 @@ class Gaps:
         return segments
 
     def _reason(self, name: str, since: float) -> str:
-        """Return why the host had not begun a node at a time: the chain of what came last."""
+        """Return why the processor had not begun a node at a time: the chain of what came last."""
         nodes = self._step.trace.nodes
         seen = {name}
         while nodes[name].scheduled > since and nodes[name].inputs:
@@ -80,7 +80,7 @@ class Gaps:
                 break
             name = last_read.node
             seen.add(name)
-        return HOST
+        return PROCESSOR
 
     def _last_input(self, node: Node) -> Input:
         """Return the input of a node that came last."""
@@ -91,7 +91,7 @@ class Gaps:
 
         last_read = max(node.inputs, key=arrival)
         # A node that waited longer waited for an input whose arrival was not traced, such as one
-        # from the host's memory.
+        # from main memory.
         if node.scheduled - arrival(last_read) > _SOON:
             for read in node.inputs:
                 if read.receive and (read.node, read.receive) not in self._arrivals:

@@ -7,7 +7,7 @@ from typing import DefaultDict, Dict, Iterable, List, NamedTuple, Optional, Sequ
 
 from ..graph.record import SentTensor
 from ..planning.plan import Schedule, root_of
-from .gaps import COPIES, HOST, INPUT, Segment
+from .gaps import COPIES, INPUT, PROCESSOR, Segment
 from .trace import reached
 from .traced import SUM, UPDATE, TowerCopy, TracedStep
 
@@ -22,11 +22,11 @@ class Tower(NamedTuple):
         busy: of the pass's time, ms with a kernel by kind: ``pass``, ``pack``, ``sum``, ``unpack``,
             ``update``.
         gaps: of the pass's time, ms without a kernel by reason: ``copies`` from other towers that
-            had not arrived; ``input`` from a device that is no tower; ``host``, which launched too
-            late; ``between`` a launch and its kernel, or two kernels.
+            had not arrived; ``input`` from a device that is no tower; ``processor``, which launched
+            too late; ``between`` a launch and its kernel, or two kernels.
         after: ms from ``pass_end`` to ``end``: ``copies`` or input, for which it waited, and by
             kind all other time.
-        host_after: the part of ``after`` in which it waited for the host, ms by kind.
+        processor_after: the part of ``after`` in which it waited for the processor, ms by kind.
         updates_after: the updates that began after the pass.
     """
 
@@ -36,7 +36,7 @@ class Tower(NamedTuple):
     busy: Dict[str, float]
     gaps: Dict[str, float]
     after: Dict[str, float]
-    host_after: Dict[str, float]
+    processor_after: Dict[str, float]
     updates_after: int
 
 
@@ -100,7 +100,7 @@ def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Towe
     busy: DefaultDict[str, float] = defaultdict(float)
     gaps: DefaultDict[str, float] = defaultdict(float)
     after: DefaultDict[str, float] = defaultdict(float)
-    host_after: DefaultDict[str, float] = defaultdict(float)
+    processor_after: DefaultDict[str, float] = defaultdict(float)
     # What lies on both sides of the end of the pass counts in both, by its ms on each side.
     for segment in segments:
         early = min(segment.end, pass_end) - segment.begin
@@ -111,14 +111,14 @@ def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Towe
             busy[segment.kind] += early
         if late > 0:
             after[COPIES if segment.reason in (COPIES, INPUT) else segment.kind] += late
-        if late > 0 and segment.reason == HOST:
-            host_after[segment.kind] += late
+        if late > 0 and segment.reason == PROCESSOR:
+            processor_after[segment.kind] += late
     # An update may have several kernels, and counts once.
     late_nodes = {kernel.node for kernel in kernels if kernel.begin >= pass_end}
     updates = sum(step.kind(node) == UPDATE for node in late_nodes)
     end = max((kernel.end for kernel in kernels), default=0.0)
     return Tower(
-        device, pass_end, end, dict(busy), dict(gaps), dict(after), dict(host_after), updates
+        device, pass_end, end, dict(busy), dict(gaps), dict(after), dict(processor_after), updates
     )
 
 

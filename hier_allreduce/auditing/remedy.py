@@ -7,7 +7,7 @@ from statistics import median
 from typing import DefaultDict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from ..formatting import rate, rounded
-from .gaps import COPIES, HOST, Segment
+from .gaps import COPIES, PROCESSOR, Segment
 from .pieces import Chunk, Link, Tower
 from .traced import PACK, SUM, UNPACK, UPDATE, TowerCopy
 
@@ -52,7 +52,7 @@ def remedy_for(
     remedies = [
         *_slow_link(links, copies, waits, places),
         *_one_root(chunks, copies, waits, places),
-        *_host(last_tower, segments),
+        *_processor(last_tower, segments),
     ]
     best = max(remedies, key=lambda remedy: remedy.ms, default=None)
     return best.text if best is not None and best.ms >= _LEAST * last_tower.end else ""
@@ -101,30 +101,30 @@ def _one_root(
     )
 
 
-def _host(last_tower: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
-    """Yield remedies for the time in which the last tower, a GPU, waited for the host."""
-    if "GPU:" not in last_tower.device:  # the threads of a CPU device are the host
+def _processor(last_tower: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
+    """Yield remedies for the time in which the last tower, a GPU, waited for the processor."""
+    if "GPU:" not in last_tower.device:  # the threads of a CPU device are the processor
         return
     late: DefaultDict[str, float] = defaultdict(float)
     early = 0.0
     for segment in segments:
-        if segment.reason == HOST and segment.begin >= last_tower.pass_end:
+        if segment.reason == PROCESSOR and segment.begin >= last_tower.pass_end:
             late[segment.kind] += segment.ms
-        elif segment.reason == HOST:
+        elif segment.reason == PROCESSOR:
             early += segment.ms
     # Each wait has a sentence of its own, because each has another cure.
     of_chunks = sum(late[kind] for kind in (PACK, SUM, UNPACK))
     yield Remedy(
-        f"The pass waited {rounded(early)} ms for the host, which launches its kernels too late:"
-        " fewer or larger ops in the model help, another all-reduce does not",
+        f"The pass waited {rounded(early)} ms for the processor, which launches its kernels too"
+        " late: fewer or larger ops in the model help, another all-reduce does not",
         early,
     )
     yield Remedy(
-        f"The last chunks waited {rounded(of_chunks)} ms for the host: larger chunks help",
+        f"The last chunks waited {rounded(of_chunks)} ms for the processor: larger chunks help",
         of_chunks,
     )
     yield Remedy(
-        f"The updates waited {rounded(late[UPDATE])} ms for the host, which launches"
+        f"The updates waited {rounded(late[UPDATE])} ms for the processor, which launches"
         f" {last_tower.updates_after} of them after the pass: fewer variables, or fewer ops in an"
         " update, help",
         late[UPDATE],

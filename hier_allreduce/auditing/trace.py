@@ -1,8 +1,8 @@
-"""One traced step: what the host executed, what the devices ran for it, and when.
+"""One traced step: what the processor executed, what the devices ran for it, and when.
 
 ::
 
-    host      scheduled ─► start ── launch ──► end                      a node
+    processor scheduled ─► start ── launch ──► end                      a node
     GPU                                  begin ── kernel, copy ──► end      what runs for it
 
 TensorFlow writes both into ``RunMetadata.step_stats`` if the step has ``FULL_TRACE``. Its executor
@@ -44,15 +44,15 @@ class Input(NamedTuple):
 
 
 class Node(NamedTuple):
-    """An op that the host executed. Times are ms after the first kernel of the step.
+    """An op that the processor executed. Times are ms after the first kernel of the step.
 
     Attributes:
         op: its type.
         device: where it was executed.
         inputs: what it reads and what it waits for.
         scheduled: the time when all of these were there.
-        start: the time when the host began it.
-        end: the time when the host had done it; on a GPU it was launched then.
+        start: the time when the processor began it.
+        end: the time when the processor had done it; on a GPU it was launched then.
     """
 
     op: str
@@ -108,7 +108,7 @@ class Trace:
         starts = [stats.all_start_micros for device in devices for stats in device.node_stats]
         if not starts:
             raise AuditError(f"the RunMetadata has no trace; run the step with {_TRACE}")
-        # Times begin with a GPU's first kernel, because the host may begin a step much earlier.
+        # Times begin with a GPU's first kernel, because the processor may begin long before.
         kernel_starts = []
         streams = [device for device in devices if _STREAM.match(device.device)]
         for stream in streams:
@@ -127,7 +127,7 @@ class Trace:
             self.nodes[node_name] = node._replace(inputs=tuple(self._inputs(node.inputs)))
         for stream in streams:
             self._read_stream(stream)
-        # Without streams a GPU's time is unknown, because the host only knows its launches.
+        # Without streams a GPU's time is unknown, because the processor only knows its launches.
         on_gpus = {node.device for node in self.nodes.values() if "GPU:" in node.device}
         if on_gpus and not self.kernels:
             raise AuditError(

@@ -10,14 +10,14 @@ from .allreduce import (
     allreduce_grads,
     allreduce_grads_and_vars,
     allreduce_grads_hierarchical,
+    checked_layout,
     copy_from_roots,
     copy_from_tower_0,
-    plan_gradients,
     sums_on,
     sums_only,
 )
 from .devices import device_strings
 
 __all__ = ["add_ops", "allreduce_grads", "allreduce_grads_and_vars"]
-__all__ += ["allreduce_grads_hierarchical", "copy_from_roots", "copy_from_tower_0"]
-__all__ += ["device_strings", "plan_gradients", "sums_on", "sums_only"]
+__all__ += ["allreduce_grads_hierarchical", "checked_layout", "copy_from_roots"]
+__all__ += ["copy_from_tower_0", "device_strings", "sums_on", "sums_only"]

@@ -6,7 +6,7 @@
        K×N      columns   layout    packing    each chunk's schedule, with     packing     K×N
                    N     C chunks     K×C      Sum │ SixteenBitSum │ RowSum      K×N
 
-``plan_gradients`` checks and plans, and adds no op. So an error leaves the graph unchanged.
+``checked_layout`` checks and plans, and adds no op. So an error leaves the graph unchanged.
 ``add_ops`` adds the ops. Updates that run once take an all-reduce in two parts: ``sums_on`` one
 tower and ``copy_from_tower_0``, or ``sums_only`` on all roots and ``copy_from_roots``.
 """
@@ -20,11 +20,11 @@ from .. import cluster as hosts_of_a_job  # renamed, because arguments are calle
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
 from ..planning.chunks import Chunk, Load
-from ..planning.plan import complete_on, copies_in, run, sums_in, sums_to
+from ..planning.plan import copies_in, run, sums_in, sums_to
 from ..planning.strategy import Strategy, strategy_from
 from .columns import (
+    check_arguments,
     check_average,
-    check_names,
     checked_columns,
     checked_pairs,
     checked_rows,
@@ -105,12 +105,13 @@ def allreduce_grads(
             an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    check_names(unknown, "allreduce_grads", _OPTIONS)
+    check_arguments(unknown, "allreduce_grads", _OPTIONS)
     devices = device_strings(devices)  # K
     check_existence(devices)
     rows = checked_rows(all_grads, devices)  # K × N
-    layout = plan_gradients(rows, devices, average, strategy_from(strategy), cluster)  # C chunks
-    return add_ops(layout, average, name, cluster)  # K × N
+    strategy = strategy_from(strategy)
+    layout = checked_layout(rows, devices, average, strategy, cluster)  # C chunks
+    return add_ops(layout, name)  # K × N
 
 
 @without_autograph
@@ -134,7 +135,7 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    check_names(unknown, "allreduce_grads_hierarchical", ["average"])
+    check_arguments(unknown, "allreduce_grads_hierarchical", ["average"])
     devices = device_strings(devices)  # K
     strategy = Strategy("hierarchical", chunk_bytes=0)
     # Few rows travel as rows, as they do on the original's way to its adders.
@@ -171,15 +172,15 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
-    check_names(unknown, "allreduce_grads_and_vars", _OPTIONS)
+    check_arguments(unknown, "allreduce_grads_and_vars", _OPTIONS)
     devices = device_strings(devices)  # K
     check_existence(devices)
     strategy = strategy_from(strategy)
     pairs = checked_pairs(all_grads_and_vars, devices)  # K × N pairs
     grads = [grads_in(row) for row in pairs]  # K × N
     names = variable_names(pairs, devices)  # N
-    layout = plan_gradients(grads, devices, average, strategy, cluster, names)
-    reduced = add_ops(layout, average, name, cluster)  # K × N
+    layout = checked_layout(grads, devices, average, strategy, cluster, names)
+    reduced = add_ops(layout, name)  # K × N
     # With one tower the program races no more than without this package, so it gets no warning.
     if len(devices) > 1:
         warn_of_references(variables_in(pairs[0]))
@@ -192,7 +193,7 @@ def allreduce_grads_and_vars(
 # ---- the road ------------------------------------------------------------------------------------
 
 
-def plan_gradients(
+def checked_layout(
     rows: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool,
@@ -227,15 +228,14 @@ def plan_gradients(
 
     # Decide which gradients share a chunk, and by which steps each chunk travels.
     layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
+    layout = layout._replace(average=bool(average), cluster=cluster)
     hook().planned(layout, strategy, load)
     if len(devices) > 1:
-        log_once(describe(layout, hosts))
+        log_once(describe(layout))
     return layout
 
 
-def add_ops(
-    layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[Cluster] = None
-) -> List[Tuple[Any, ...]]:
+def add_ops(layout: Layout, name: Optional[str] = None) -> List[Tuple[Any, ...]]:
     """Add the ops of a layout, and return K rows of N reduced gradients.
 
     With :func:`sums_only` a gradient is None on all towers but its root.
@@ -244,20 +244,18 @@ def add_ops(
     check_scope(scope)
     # Hosts compare these lines before the first step, because a collective waits for ever if they
     # have built different sums.
-    if cluster is not None:
+    if layout.cluster is not None:
         gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
-        settings = {"average": bool(average), "layout": layout.fingerprint}
-        cluster.ops.announce(scope, len(layout.devices), gradients, settings)
-    shared_ops = None if cluster is None else cluster.ops
-    context = Context(layout.devices, average, shared_ops)
-    rows = _reduced(layout, context, scope)  # K × N
+        settings = {"average": layout.average, "layout": layout.fingerprint}
+        layout.cluster.ops.announce(scope, len(layout.devices), gradients, settings)
+    rows = _reduced(layout, scope)  # K × N
     return list(hook().reduced(rows))
 
 
-def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...]]:
+def _reduced(layout: Layout, name: str) -> List[Tuple[Any, ...]]:
     """Return K rows of N results; None where the schedules bring none."""
+    context = Context(layout)
     sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
-    complete = [complete_on(chunk.steps) for chunk in layout.chunks]  # C sets of towers
     packing = Packing(layout, context)
     with forget_colocation(), tf1.name_scope(name) as scope:
         # Pack each tower's gradients into its chunks: small ones are joined, large ones cut.
@@ -268,18 +266,18 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
                 packed.append(packing.pack(tower, grads))
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
-        reduced = []  # C × K
+        reduced = []  # C × K, None where a schedule brings no sum
         for chunk, tensors, ops in zip(layout.chunks, zip(*packed), sums):
             reduced.append(run(chunk.steps, tensors, ops))
-        record(scope, layout, context.host_count, packed)
+        record(scope, layout, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
         unpacked = []  # K × N
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
                 chunks = [
-                    ops.as_result(tower, tensors[tower]) if tower in towers else None
-                    for ops, tensors, towers in zip(sums, reduced, complete)
+                    None if tensors[tower] is None else ops.as_result(tower, tensors[tower])
+                    for ops, tensors in zip(sums, reduced)
                 ]
                 unpacked.append(tuple(packing.unpack(tower, chunks)))
 
@@ -333,8 +331,9 @@ def copy_from_roots(
         # A column without a dtype is copied as it is, because nothing is then cast, and no zeros
         # stand for missing gradients.
         columns[n] = columns[n]._replace(grads=tuple(at_root), dtype="", is_sparse=False)
-    back = layout._replace(columns=columns).with_steps(copies_in)
-    return _reduced(back, Context(layout.devices), name)
+    # The tensors are results already, so nothing is divided or sent to other hosts.
+    back = layout._replace(columns=columns, average=False, cluster=None).with_steps(copies_in)
+    return _reduced(back, name)
 
 
 def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:

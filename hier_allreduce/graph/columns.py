@@ -129,6 +129,12 @@ def static_shape(grad: Any) -> tf.TensorShape:
     return tf.TensorShape([height]).concatenate(grad.values.shape[1:])
 
 
+def fits(grad: Any, wanted: Any) -> bool:
+    """Return whether a gradient has the dtype, and a possible shape, of a variable or gradient."""
+    is_shape = static_shape(grad).is_compatible_with(static_shape(wanted))
+    return dtype_of(grad) == dtype_of(wanted) and bool(is_shape)
+
+
 # ---- the caller's arguments ----------------------------------------------------------------------
 
 
@@ -138,7 +144,7 @@ def check_average(average: Any) -> None:
         raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
 
 
-def check_names(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
+def check_arguments(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
     """Raise a HierAllreduceError that says what the arguments of a function are called here."""
     if "mean" in unknown:
         mean = unknown["mean"]

@@ -8,7 +8,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow as tf
 
@@ -22,6 +32,9 @@ from .columns import Column, bytes_of_row, row_counts, static_shape
 from .devices import all_on_cpu
 from .edges import takes_edges
 from .names import op_names
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
 
 # Only these dtypes are packed, because concat has GPU kernels for them.
 _PACKED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -37,17 +50,23 @@ class Layout(NamedTuple):
         columns: N columns.
         devices: K devices.
         plan: the schedules and the chunk size.
+        sizes: N sizes of the columns' gradients, as they travel.
         chunks: C chunks; a range's ``number`` is that of its column.
         wire: the 16-bit dtype in which float32 chunks travel, if they do.
         has_edges: whether the towers' backward passes wait for earlier sums.
+        average: the mean instead of the sum.
+        cluster: the hosts; None for one.
     """
 
     columns: Sequence[Column]
     devices: Tuple[Any, ...]
     plan: Plan
+    sizes: Sequence[GradientSize]
     chunks: List[Chunk]
     wire: Optional[str] = None
     has_edges: bool = False
+    average: bool = False
+    cluster: Optional[Cluster] = None
 
     @property
     def fingerprint(self) -> str:
@@ -57,6 +76,11 @@ class Layout(NamedTuple):
         decisions = repr((unnamed, self.wire, self.has_edges))
         digest = hashlib.sha256(decisions.encode()).hexdigest()
         return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {digest[:12]}"
+
+    @property
+    def hosts(self) -> int:
+        """H, the number of hosts."""
+        return 1 if self.cluster is None else self.cluster.size
 
     def column_of(self, chunk: Chunk) -> Column:
         """Return the first column in a chunk: all have one dtype, and a sparse one is alone."""
@@ -122,7 +146,7 @@ def lay_out(
     # A sum of sums comes too late for the pass, and a lone chunk has no later part to hold.
     are_direct = [is_direct(chunk.steps) for chunk in named]
     has_edges = has_edges and len(named) > 1 and any(are_direct)
-    return Layout(columns, tuple(devices), plan, named, strategy.wire_dtype, has_edges)
+    return Layout(columns, tuple(devices), plan, sizes, named, strategy.wire_dtype, has_edges)
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:

@@ -2,10 +2,10 @@
 
 ::
 
-    front end ──► peer             another library's all-reduce instead of ours
-    plan_gradients ──► strategy    another strategy than the program's
-                  └──► planned     looks at the layout
-    add_ops, peers ──► reduced     adds a clock to the results
+    front end ──► baseline          another library's all-reduce instead of ours
+    checked_layout ──► strategy     another strategy than the program's
+                   └──► planned     looks at the layout
+    add_ops, baselines ──► reduced  adds a clock to the results
 
 In all other programs the hook is a :class:`Hook` itself, which changes nothing.
 """
@@ -24,7 +24,7 @@ Rows = Sequence[Tuple[Any, ...]]
 class Hook:
     """What a program does at four moments of an all-reduce; a subclass does something else."""
 
-    def peer(self, front_end: str, update: str = "replicated") -> str:
+    def baseline(self, front_end: str, update: str = "replicated") -> str:
         """Return which all-reduce of another library a front end uses; ``""`` for ours.
 
         Args:

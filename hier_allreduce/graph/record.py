@@ -75,7 +75,7 @@ def recorded_in(graph: Any) -> List[AllReduce]:
     return list(_all_reduces.get(graph, ()))
 
 
-def record(scope: str, layout: Layout, hosts: int, packed: Sequence[Sequence[Any]]) -> None:
+def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
     """Record an all-reduce of K rows of C chunks for :func:`recorded_in`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
@@ -100,15 +100,15 @@ def record(scope: str, layout: Layout, hosts: int, packed: Sequence[Sequence[Any
             # The sum may have the rows of all towers, and not only those of the root.
             is_sparse = columns[0].is_sparse
             if is_sparse:
-                height = size_of(columns[0]).elements
+                height = layout.sizes[chunk.first].elements
                 elements = None if height is None else height * tensor.shape[1:].num_elements()
             in_ops = chunk.name + ending
             sent.append(SentTensor(in_ops, variables, chunk.steps, elements, is_sparse, copied))
-    built = AllReduce(scope, layout.plan.algorithm, layout.devices, hosts, tuple(sent))
+    built = AllReduce(scope, layout.plan.algorithm, layout.devices, layout.hosts, tuple(sent))
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
 
 
-def describe(layout: Layout, hosts: int) -> str:
+def describe(layout: Layout) -> str:
     """Return a line about an all-reduce of K ≥ 2 towers.
 
     ::
@@ -121,13 +121,13 @@ def describe(layout: Layout, hosts: int) -> str:
     sent_by_sparse: Dict[bool, List[int]] = {}
     unknown = copies = 0
     for chunk in layout.chunks:
-        column = layout.column_of(chunk)
         sources = [src for step in chunk.steps for src in step.srcs]
         copies += len(sources)
-        if size_of(column).elements is None:
+        if layout.sizes[chunk.first].elements is None:
             unknown += 1
             continue
-        sent = sent_by_sparse.setdefault(column.is_sparse, [0] * towers)
+        is_sparse = layout.column_of(chunk).is_sparse
+        sent = sent_by_sparse.setdefault(is_sparse, [0] * towers)
         for src in sources:
             sent[src] += chunk.bytes
 
@@ -138,7 +138,7 @@ def describe(layout: Layout, hosts: int) -> str:
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     devices += " with control edges" if layout.has_edges else ""
     # TensorFlow's own error about a session without these devices has a hundred lines.
-    session = session_with(layout.devices, hosts)
+    session = session_with(layout.devices, layout.hosts)
     devices += f" of {session}" if session else ""
     chunks = count(len(layout.chunks), "chunk")
     dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, layout.chunks)))
@@ -153,12 +153,14 @@ def describe(layout: Layout, hosts: int) -> str:
 
 def _sent_dense(layout: Layout) -> str:
     """Return a clause about the sparse gradients that are made dense; empty if there are none."""
-    columns = [c for c in layout.columns if has_rows_only(c) and not c.is_sparse]
-    if not columns:
+    dense, sparse = [], []  # sizes as these gradients travel, and as they would as rows
+    for column, size in zip(layout.columns, layout.sizes):
+        if has_rows_only(column) and not column.is_sparse:
+            dense.append(size)
+            sparse.append(size_of(column._replace(is_sparse=True), layout.wire))
+    if not dense:
         return ""
-    dense = [size_of(column, layout.wire) for column in columns]
-    sparse = [size_of(column._replace(is_sparse=True), layout.wire) for column in columns]
-    clause = f"; {count(len(columns), 'sparse gradient')} made dense"
+    clause = f"; {count(len(dense), 'sparse gradient')} made dense"
     # Bytes are said only where all are known, because a sum of some would mislead.
     if any(size.elements is None for size in (*dense, *sparse)):
         return clause

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
 from ..compat import DTYPES_WITHOUT_ADD, tf1
 from ..planning.plan import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
-
-if TYPE_CHECKING:
-    from ..cluster.shared_ops import SharedOps
+from .layout import Layout
 
 
 class Context:
@@ -21,20 +19,16 @@ class Context:
         devices: K devices.
         average: the mean instead of the sum.
         shared_ops: what several hosts build together; None without a cluster.
-        host_count: H, the number of hosts.
         contributions: the gradients in each sum: K for each host.
         on_cpu: whether all towers are CPU devices.
     """
 
-    def __init__(
-        self, devices: Sequence[Any], average: bool = False, shared_ops: Optional[SharedOps] = None
-    ):
-        self.devices = devices
-        self.average = average
-        self.shared_ops = shared_ops
-        self.host_count = 1 if shared_ops is None else shared_ops.size
-        self.contributions = len(devices) * self.host_count
-        self.on_cpu = all_on_cpu(devices)
+    def __init__(self, layout: Layout):
+        self.devices = layout.devices
+        self.average = layout.average
+        self.shared_ops = None if layout.cluster is None else layout.cluster.ops
+        self.contributions = len(layout.devices) * layout.hosts
+        self.on_cpu = all_on_cpu(layout.devices)
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
     def constant(

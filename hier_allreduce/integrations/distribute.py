@@ -27,7 +27,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     All values that TensorFlow reduces together go through one
     :func:`hier_allreduce.allreduce_grads`, so that small gradients share chunks. The parent class,
     ``ReductionToOneDevice``, does everything that is not an all-reduce: one destination (such as
-    the host), variables as values, the mean of integers (float64 in TensorFlow), and
+    the CPU), variables as values, the mean of integers (float64 in TensorFlow), and
     ``strategy.gather``. With one replica the result is the value itself, so a program may use
     any number of GPUs.
 
@@ -62,9 +62,9 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
                 " page about Keras shows"
             )
-        # The peer is TensorFlow's all-reduce that is being measured; None in other programs.
-        peer = hook().peer("keras")
-        self._peer = getattr(tf.distribute, peer)() if peer else None
+        # The baseline is TensorFlow's all-reduce that is being measured; None in other programs.
+        baseline = hook().baseline("keras")
+        self._baseline = getattr(tf.distribute, baseline)() if baseline else None
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
     def __iter__(self) -> NoReturn:
@@ -133,9 +133,9 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 devices_to_places.setdefault(devices, []).append(place)
         for devices, places in devices_to_places.items():
             pairs = [value_destination_pairs[place] for place in places]
-            if self._peer:
-                peers = self._peer.batch_reduce(reduce_op, pairs, *options)
-                reduced: Rows = hook().reduced(list(zip(*map(replica_values, peers))))
+            if self._baseline:
+                theirs = self._baseline.batch_reduce(reduce_op, pairs, *options)
+                reduced: Rows = hook().reduced(list(zip(*map(replica_values, theirs))))
             else:
                 columns = [replica_values(replicas) for replicas, _ in pairs]
                 grads = list(zip(*columns))  # K × N
@@ -161,7 +161,7 @@ def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[
     if isinstance(destinations, str):
         return None
     devices = tuple(destination.device for destination in replica_values(destinations))
-    # One destination for several replicas, such as the host, is a reduction without copies back.
+    # One destination for several replicas, such as the CPU, is a reduction without copies back.
     is_one_to_one = len(devices) == len(tensors) == len(set(devices))
     return devices if is_one_to_one and all(devices) else None
 

@@ -22,7 +22,6 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
-    Set,
     Tuple,
     TypeVar,
     Union,
@@ -136,11 +135,6 @@ def root_of(schedule: Schedule) -> int:
     return schedule[0].srcs[0] if schedule else 0
 
 
-def complete_on(schedule: Schedule) -> Set[int]:
-    """Return the towers that have the sum in the end: the root, and those to which it is copied."""
-    return {root_of(schedule), *(copy.dst for copy in copies_in(schedule))}
-
-
 # ---- the interpreter -----------------------------------------------------------------------------
 
 
@@ -160,8 +154,8 @@ class ChunkOps(Generic[V]):
         return at_src
 
 
-def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[V]:
-    """Run a schedule on one chunk: K values in, K values out."""
+def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[Optional[V]]:
+    """Run a schedule on one chunk: K values in, K sums out; None where it brings no sum."""
     held = list(chunk)
     for step in sums_in(schedule):
         received = [held[src] for src in step.srcs]
@@ -169,9 +163,11 @@ def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[V]:
     # The mean is taken once, before the copies, so that all towers hold the same bits.
     root = root_of(schedule)
     held[root] = ops.at_root(root, held[root])
+    complete = {root}
     for copy in copies_in(schedule):
         held[copy.dst] = ops.copy(copy, held[copy.src])
-    return held
+        complete.add(copy.dst)
+    return [total if tower in complete else None for tower, total in enumerate(held)]
 
 
 # ---- the check -----------------------------------------------------------------------------------
@@ -261,7 +257,7 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
     # Run the schedule on sets of towers, because they tell which gradients a sum has.
     alone = [frozenset([tower]) for tower in range(towers)]
     counted = run(schedule, alone, _Counting(towers))
-    without = [tower for tower, added in enumerate(counted) if _COMPLETE not in added]
+    without = [tower for tower, added in enumerate(counted) if added is None]
     if without:
         fault = f"in the end towers {without} do not have the sum; copy it to them"
         raise HierAllreduceError(fault)

@@ -22,7 +22,7 @@ from .plan import Plan
 from .rule import TowersOn, rule
 
 AUTO = "auto"
-NAMES = (AUTO, *BY_NAME)
+ALGORITHMS = (AUTO, *BY_NAME)
 _WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
     "sparse": (AUTO, "rows", "dense"),
     "missing": ("error", "zeros"),
@@ -56,8 +56,8 @@ class Strategy:
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are
             added in float32. A value above 65504 becomes infinite in float16.
-        edges: whether control edges let a GPU's backward pass wait, on the host, for earlier sums
-            on this GPU, where a graph takes them. False, or 0: none.
+        edges: whether control edges let a GPU's backward pass wait, before it is launched, for
+            earlier sums on this GPU, where a graph takes them. False, or 0: none.
 
     Raises:
         HierAllreduceError: an invalid value, or two that exclude each other.
@@ -73,8 +73,8 @@ class Strategy:
     edges: bool = True
 
     def __post_init__(self) -> None:
-        if not callable(self.algorithm) and self.algorithm not in NAMES:
-            hint = configs.nearest(str(self.algorithm), NAMES)
+        if not callable(self.algorithm) and self.algorithm not in ALGORITHMS:
+            hint = configs.nearest(str(self.algorithm), ALGORITHMS)
             raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
         for field, words in _WORDS_BY_FIELD.items():
             word = getattr(self, field)
@@ -111,7 +111,7 @@ class Strategy:
             HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an
                 invalid value.
         """
-        path = configs.find("strategies", name_or_path, NAMES)
+        path = configs.find("strategies", name_or_path, ALGORITHMS)
         return cls.from_values(configs.read_yaml(path), path)
 
     @classmethod
@@ -136,7 +136,7 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     if strategy is None or isinstance(strategy, Strategy):
         return strategy or Strategy()
     # An algorithm's name comes before a file's, so that no file of that name changes a program.
-    if isinstance(strategy, str) and strategy in NAMES:
+    if isinstance(strategy, str) and strategy in ALGORITHMS:
         return Strategy(algorithm=strategy)
     if not isinstance(strategy, (str, os.PathLike)):
         expected = "a Strategy, an algorithm's name, or the name or path of a YAML file"

@@ -24,7 +24,7 @@ from ..graph import copy_from_tower_0
 from ..graph.edges import first_needs
 from ..graph.names import where
 from .reads import Reads, uses_of, writers_of
-from .replicas import copies_by_name
+from .replicas import replicas_by_name
 from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
 
 
@@ -33,7 +33,7 @@ def update_once(
 ) -> Tuple[Any, ReplicatedVariables]:
     """Reduce to tower 0, call the optimizer there, and copy what it wrote to the other towers.
 
-    Returns the op, and the copies: the variables.
+    Returns the op, and the replicas: the variables.
 
     Args:
         optimizer: any.
@@ -75,15 +75,15 @@ def update_once(
                     " that apply_gradients gets"
                 )
     warn_of_moved_updates(optimizer, variables[0], added)
-    # Copies are found by name too, because an optimizer may write averages of its own.
-    copies = copies_by_name(variables, towers.devices)
-    reads.hold_writes(copies[0], added)
-    copied = _copy_new_values(copies, towers, ends, added, reads)
+    # Replicas are found by name too, because an optimizer may write averages of its own.
+    replicas = replicas_by_name(variables, towers.devices)
+    reads.hold_writes(replicas[0], added)
+    copied = _copy_new_values(replicas, towers, ends, added, reads)
     return tf.group(*ends, *copied), variables
 
 
 def _copy_new_values(
-    copies: ReplicatedVariables,
+    replicas: ReplicatedVariables,
     towers: Towers,
     ends: Sequence[Any],
     added: Set[Any],
@@ -93,7 +93,7 @@ def _copy_new_values(
     # One tower has the new values already.
     if len(towers.devices) == 1:
         return []
-    written = [column for column in zip(*copies) if writers_of(column[0], added)]
+    written = [column for column in zip(*replicas) if writers_of(column[0], added)]
     # Each value waits for its own writes only, so that the first copies start early.
     new_values = []
     for column in written:
@@ -111,7 +111,7 @@ def _on_tower_0(argument: Any, id_to_own: Dict[int, Any]) -> Any:
 
     Args:
         argument: one of the optimizer's ``apply_gradients``, or what it holds.
-        id_to_own: tower 0's copies of all variables, by the ids of these.
+        id_to_own: tower 0's replicas of all variables, by the ids of these.
     """
     if isinstance(argument, dict):
         items = argument.items()

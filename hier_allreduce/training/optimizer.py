@@ -11,7 +11,7 @@ import tensorflow as tf
 from ..compat import builds_for_session, outer_graph, outside_control_flow, tf1, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import device_strings
-from ..graph.columns import check_names
+from ..graph.columns import check_arguments
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy, strategy_from
 from .attributes import unchanged
@@ -20,12 +20,12 @@ from .replicas import (
     PeriodicComparison,
     broadcast,
     comparison,
-    copies_by_name,
-    copies_of_model,
     distinct,
+    replicas_by_name,
+    replicas_of_model,
 )
 from .towers import Pairs, ReplicatedVariables, Towers, Transform
-from .update import check_optimizer, check_options, check_variables, update_towers
+from .update import check_optimizer, check_options, update_towers
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -114,7 +114,7 @@ class TowerOptimizer:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
                 optimizer.
         """
-        check_names(unknown, "TowerOptimizer", _OPTIONS)
+        check_arguments(unknown, "TowerOptimizer", _OPTIONS)
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
@@ -139,7 +139,7 @@ class TowerOptimizer:
         self._check_every = check_replicas_every
         self._graph: Any = None
         self._updated: ReplicatedVariables = []  # in this graph
-        self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
+        self._ops: Dict[Any, Any] = {}  # for the replicas that existed when they were built
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
@@ -202,19 +202,19 @@ class TowerOptimizer:
                     f"{type(self._optimizer).__name__}.apply_gradients has no argument"
                     f" {argument!r}; it has {', '.join(parameters)}"
                 )
-        # Copies are those of one graph, because each graph has its own variables.
+        # Replicas are those of one graph, because each graph has its own variables.
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
-        rows = check_variables(tower_grads_and_vars, self.devices, earlier)
-        towers = Towers(
-            rows, self.devices, self._average, self._strategy, self._cluster, self._transform
+        options = self._average, self._strategy, self._cluster, self._transform
+        towers = Towers(tower_grads_and_vars, self.devices, *options)
+        op, replicas = update_towers(
+            self._update, self._optimizer, towers, global_step, arguments, earlier
         )
-        op, copies = update_towers(self._update, self._optimizer, towers, global_step, arguments)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
-        # Several calls may update one variable, whose copies count once.
-        self._updated = distinct([[*before, *new] for before, new in zip(earlier, copies)])
+        # Several calls may update one variable, whose replicas count once.
+        self._updated = distinct([[*before, *new] for before, new in zip(earlier, replicas)])
         started = _assert_started() if len(self.devices) > 1 else tf.no_op()
         return tf.group(op, started, name=name or "train_op")
 
@@ -235,7 +235,7 @@ class TowerOptimizer:
                 another dtype or shape than its copy on tower 0; or this would add ops to a
                 finalized graph.
         """
-        return self._op(_start, copies_of_model)
+        return self._op(_start, replicas_of_model)
 
     def check_replicas(self, session: Any) -> Drift:
         """Compare this host's towers to the bit: the variables that updates write.
@@ -248,11 +248,11 @@ class TowerOptimizer:
         """
         drift: Drift = self._op(comparison)(session)
         # What is not compared is named, because the user may count on it.
-        of_model = set(map(id, chain(*self._copies(copies_of_model))))
+        of_model = set(map(id, chain(*self._replicas(replicas_of_model))))
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         alone = [var.op.name for var in trainable if id(var) not in of_model]
-        with_copies = self._copies(copies_by_name)[0] if len(self.devices) > 1 else []
-        own = [var.op.name for var in with_copies if id(var) not in of_model]
+        with_replicas = self._replicas(replicas_by_name)[0] if len(self.devices) > 1 else []
+        own = [var.op.name for var in with_replicas if id(var) not in of_model]
         return drift._replace(alone=tuple(alone), own=tuple(own))
 
     def hook(self) -> Any:
@@ -276,8 +276,8 @@ class TowerOptimizer:
         hook.
         """
         # Other towers' variables start anew in each session, because a checkpoint lacks them.
-        copies = self._copies(copies_by_name)
-        on_others = list(chain(*copies[1:]))
+        replicas = self._replicas(replicas_by_name)
+        on_others = list(chain(*replicas[1:]))
         copied = set(map(id, on_others))
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
@@ -293,8 +293,8 @@ class TowerOptimizer:
             options.setdefault("local_init_op", tf.group(*start))
             return tf1.train.Scaffold(**options)
 
-    def _copies(self, choose: Any = None) -> ReplicatedVariables:
-        """Return the copies that updates write; or a choice among the variables that exist now."""
+    def _replicas(self, choose: Any = None) -> ReplicatedVariables:
+        """Return the replicas that updates write; or a choice of the variables that exist now."""
         if not any(self._updated):
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known"
@@ -303,14 +303,14 @@ class TowerOptimizer:
         if choose is None:
             return self._updated
         with self._graph.as_default():
-            copies: ReplicatedVariables = choose(self._updated, self.devices)
-            return copies
+            replicas: ReplicatedVariables = choose(self._updated, self.devices)
+            return replicas
 
     def _op(self, function: Any, choose: Any = None) -> Any:
-        """Return the op, or the comparison, of the copies that exist now; it is built once."""
-        copies = self._copies(choose)
+        """Return the op, or the comparison, of the replicas that exist now; it is built once."""
+        replicas = self._replicas(choose)
         # The names are in the key, because variables may be created after the op was built.
-        key = function, tuple(var.op.name for var in copies[0])
+        key = function, tuple(var.op.name for var in replicas[0])
         if key not in self._ops:
             if self._graph.finalized:
                 raise HierAllreduceError(
@@ -319,17 +319,17 @@ class TowerOptimizer:
                     " variables exist, or use TowerOptimizer.hook()"
                 )
             with self._graph.as_default(), outside_control_flow():
-                self._ops[key] = function(copies, self.devices)
+                self._ops[key] = function(replicas, self.devices)
         return self._ops[key]
 
 
 # ---- a step trains only once init_op has run -----------------------------------------------------
 
 
-def _start(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
+def _start(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return the op that copies tower 0's variables, and notes that it has run."""
     # The note comes after the copies, so that no step trains in between.
-    with tf.control_dependencies([broadcast(copies, devices)]), tf1.device("/cpu:0"):
+    with tf.control_dependencies([broadcast(replicas, devices)]), tf1.device("/cpu:0"):
         return tf.raw_ops.AssignVariableOp(resource=_started(), value=tf.constant(True))
 
 

@@ -1,7 +1,8 @@
-"""Equal towers: which variables are copies, how tower 0's get to the others, and how they compare.
+"""Equal towers: which variables are replicas, how tower 0's are copied, and how they compare.
 
-Trained variables are copies by their index in the rows. Their names show the towers' scopes. Other
-variables are copies if their names differ by these scopes only, wherever the scope is::
+A variable has a *replica* on each tower. Trained variables are replicas by their index in the rows;
+their names show the towers' scopes. Other variables are replicas if their names differ by these
+scopes only, wherever the scope is::
 
     tower1/w/Adam, tower1/bn/moving_mean     tower0/w/Adam, tower0/bn/moving_mean
     ema/tower1/w/Average                     ema/tower0/w/Average
@@ -31,34 +32,34 @@ from .towers import ReplicatedVariables
 _AVERAGES = ("moving_mean", "moving_variance")
 
 
-# ---- which variables are copies ------------------------------------------------------------------
+# ---- which variables are replicas ----------------------------------------------------------------
 
 
-def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
-    """Note the copies of one update, for :func:`copies_by_name` of any update on the same devices.
+def note_replicas(replicas: ReplicatedVariables, devices: Sequence[Any]) -> None:
+    """Note the replicas of one update, for :func:`replicas_by_name` on the same devices.
 
     The names of the variables are kept, because the variables would keep their graph alive.
     """
     noted = _noted_names(devices)
-    for names_there, new_names in zip(noted, _names_of(copies)):
+    for names_there, new_names in zip(noted, _names_of(replicas)):
         names_there += new_names
 
 
-def distinct(copies: ReplicatedVariables) -> ReplicatedVariables:
-    """Return copies, each once: several updates may have the same."""
-    id_to_column = {id(column[0]): column for column in zip(*copies)}
+def distinct(replicas: ReplicatedVariables) -> ReplicatedVariables:
+    """Return replicas, each once: several updates may have the same."""
+    id_to_column = {id(column[0]): column for column in zip(*replicas)}
     return [list(variables) for variables in zip(*id_to_column.values())]
 
 
-def copies_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return ``known`` copies, each once, and all variables that have copies by their names.
+def replicas_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
+    """Return ``known`` replicas, each once, and all others that are replicas by their names.
 
     Variables that are local on tower 0, such as metrics, count differently on every tower and are
-    no copies.
+    no replicas.
     """
-    # Trained variables are copies by their place; only the others are found by their names.
-    copies = distinct(known)
-    known_ids = set(map(id, itertools.chain(*copies)))
+    # Trained variables are replicas by their place; only the others are found by their names.
+    replicas = distinct(known)
+    known_ids = set(map(id, itertools.chain(*replicas)))
     local_ids = set(map(id, tf1.local_variables()))
     noted = zip(_names_of(known), _noted_names(devices))
     tower_names = TowerNames([[*names, *earlier] for names, earlier in noted])
@@ -70,17 +71,17 @@ def copies_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> Replic
         is_private = tower == 0 and id(var) in local_ids
         if id(var) not in known_ids and not is_private:
             towers[tower][name_on_0].append(var)
-    # Where towers have unequally many variables of a name, nobody can tell which are copies.
+    # Where towers have unequally many variables of a name, nobody can tell which are replicas.
     for name_on_0, on_tower_0 in towers[0].items():
         same_name = [tower.get(name_on_0, []) for tower in towers]
         if all(len(variables) == len(on_tower_0) for variables in same_name):
-            for variables, more in zip(copies, same_name):
+            for variables, more in zip(replicas, same_name):
                 variables += more
-    return copies
+    return replicas
 
 
-def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return those :func:`copies_by_name` that belong to the model, and not to a tower alone.
+def replicas_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
+    """Return those :func:`replicas_by_name` that belong to the model, and not to a tower alone.
 
     These are trained variables and what is named after them, such as slots; variables in the
     collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``; and
@@ -103,7 +104,7 @@ def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Repli
         return any("/".join(levels[start:end]) in names_of_known for start, end in paths)
 
     # Towers may rightly differ in variables that do not belong to the model, so these stay.
-    columns = list(zip(*copies_by_name(known, devices)))
+    columns = list(zip(*replicas_by_name(known, devices)))
     own = [column[0].op.name for column in columns if not is_of_model(column[0])]
     if own and len(devices) > 1:
         listed = ", ".join(map(repr, own[:3])) + (", …" if own[3:] else "")
@@ -120,7 +121,7 @@ _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K r
 
 
 def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
-    """Return K rows of the names of copies that updates in the current graph noted."""
+    """Return K rows of the names of replicas that updates in the current graph noted."""
     devices_to_names = _noted.setdefault(outer_graph(), {})
     names: List[List[str]] = devices_to_names.setdefault(tuple(devices), [[] for _ in devices])
     return names
@@ -141,8 +142,8 @@ class TowerNames:
     are tower 0's. If towers have no scopes, ``w_1`` counts as one.
 
     Args:
-        names: K×N names of known copies. Trained variables come first, because what else an update
-            creates may have a scope on other towers only: ``steps``, ``tower1/steps``.
+        names: K×N names of known replicas. Trained variables come first, because what else an
+            update creates may have a scope on other towers only: ``steps``, ``tower1/steps``.
     """
 
     def __init__(self, names: Sequence[Sequence[str]]):
@@ -190,14 +191,14 @@ class TowerNames:
 # ---- copying and comparing -----------------------------------------------------------------------
 
 
-def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
+def broadcast(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return an op that copies tower 0's variables to the other towers.
 
     Raises:
         HierAllreduceError: a variable has another dtype or shape than the copy on tower 0.
     """
     # Variables that are found by their names alone may differ, and TensorFlow would name no tower.
-    for column in zip(*copies):
+    for column in zip(*replicas):
         kinds = [f"{var.dtype.base_dtype.name} {var.shape}" for var in column]
         for tower, var in enumerate(column):
             is_alike = var.shape.is_compatible_with(column[0].shape)
@@ -209,11 +210,11 @@ def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
                     " than the towers' scopes"
                 )
     on_tower_0 = []
-    for var in copies[0]:
+    for var in replicas[0]:
         with _device_of(var):
             on_tower_0.append(var.read_value())
     assigned = []
-    for variables, values_there in zip(copies[1:], copy_from_tower_0(on_tower_0, devices)[1:]):
+    for variables, values_there in zip(replicas[1:], copy_from_tower_0(on_tower_0, devices)[1:]):
         for var, new_value in zip(variables, values_there):
             with _device_of(var):
                 assigned.append(var.assign(new_value).op)
@@ -258,20 +259,20 @@ class Drift(NamedTuple):
         return sentence
 
 
-def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
+def comparison(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
     """Return a function that compares all towers in a session; its ops are added now.
 
-    Two checksums of each variable are compared. The host computes them one after another, because
+    Two checksums of each variable are compared. The CPU computes them one after another, because
     they need more memory than the variable.
     """
     # Strings stay out, because a checksum adds up the bits of numbers.
-    compared = [column for column in zip(*copies) if column[0].dtype.base_dtype != tf.string]
+    compared = [column for column in zip(*replicas) if column[0].dtype.base_dtype != tf.string]
     checksums: List[List[Any]] = [[] for _ in devices]  # K×V
     before: List[Any] = []
     for column in compared:
         for var, checksums_there in zip(column, checksums):
             with tf.control_dependencies(before):
-                before = [_checksum_on_host(var)]
+                before = [_checksum_on_cpu(var)]
             checksums_there += before
 
     def compare(session: Any) -> Drift:
@@ -284,7 +285,7 @@ def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[
     return compare
 
 
-def _checksum_on_host(var: Any) -> Any:
+def _checksum_on_cpu(var: Any) -> Any:
     """Return the checksum of a variable's value, which is read where the variable is."""
     with _device_of(var):
         value_there = var.read_value()

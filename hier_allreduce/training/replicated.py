@@ -74,7 +74,7 @@ def why_not_replicated(optimizer: Any, towers: Towers) -> str:
 def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVariables]:
     """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
 
-    Returns the op, and the copies: the variables, and the state that belongs to them.
+    Returns the op, and the replicas: the variables, and the state that belongs to them.
     """
     reads = Reads(towers.grads)
     variables = towers.variables
@@ -90,7 +90,7 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
             if callable(rate) or isinstance(rate, tf.Variable):
                 rates[attribute] = tf.convert_to_tensor(rate() if callable(rate) else rate)
     ops: List[Any] = []
-    copies: ReplicatedVariables = []
+    replicas: ReplicatedVariables = []
     for tower, device in enumerate(towers.devices):
         # Slots are shared by variable, but each tower has its own powers of beta.
         own = _optimizer_of(tower, optimizer, rates, variables[tower])
@@ -102,8 +102,8 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
         reads.hold_writes(variables[tower], added)
         if not tower:
             warn_of_moved_updates(optimizer, variables[tower], added)
-        copies.append([*variables[tower], *_state_of(own, variables[tower])])
-    return tf.group(*ops), copies
+        replicas.append([*variables[tower], *_state_of(own, variables[tower])])
+    return tf.group(*ops), replicas
 
 
 def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], variables: List[Any]) -> Any:

@@ -30,7 +30,7 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     """Update each variable on its root, by one of the ``KNOWN`` optimizers, and copy it.
 
     Roots have about equal bytes, also if a graph has several such updates. Returns the op, and the
-    copies: the variables.
+    replicas: the variables.
 
     Raises:
         HierAllreduceError: a variable is in its row twice, or has slots on another tower.

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from ..compat import has_gpu_kernel, tf1
 from ..errors import HierAllreduceError
-from ..graph import add_ops, plan_gradients, sums_on, sums_only
-from ..graph.columns import dtype_of, grads_in, static_shape, variables_in
+from ..graph import add_ops, checked_layout, sums_on, sums_only
+from ..graph.columns import dtype_of, fits, grads_in, static_shape, variables_in
 from ..graph.devices import device_fields
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 Transform = Callable[[List[Any]], Sequence[Any]]  # N reduced gradients to N gradients
-ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
+ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the replicas of one variable
 
 
 class Towers(NamedTuple):
-    """K towers whose gradients are ready, from :func:`.update.check_variables`.
+    """K towers whose gradients are ready, for :func:`.update.update_towers`, which checks them.
 
     Attributes:
         rows: K×N gradients, which are not reduced, and variables.
@@ -51,6 +51,8 @@ class Towers(NamedTuple):
         transform: changes a tower's N reduced gradients, before the update.
         scope: ``scope(tower)`` is the context of a tower's update.
         reduced: K×N gradients that another all-reduce has reduced.
+        may_have_references: whether variables may be reference variables, of which the front end
+            warns; not where new values are copied to other towers.
     """
 
     rows: Sequence[Pairs]
@@ -61,6 +63,7 @@ class Towers(NamedTuple):
     transform: Optional[Transform] = None
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
     reduced: Optional[Sequence[Sequence[Any]]] = None
+    may_have_references: bool = False
 
     @property
     def grads(self) -> List[Any]:
@@ -76,14 +79,14 @@ class Towers(NamedTuple):
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
         options = self.average, self.strategy, self.cluster
         names = variable_names(self.rows, self.devices)
-        return plan_gradients(self.grads, self.devices, *options, names, load)
+        return checked_layout(self.grads, self.devices, *options, names, load)
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
         reduced = self.reduced
         if reduced is None:
             layout = layout or self.lay_out()
-            reduced = add_ops(layout, self.average, "hier_allreduce", self.cluster)
+            reduced = add_ops(layout, "hier_allreduce")
         return [self._transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def reduce_on(self, tower: int) -> Sequence[Any]:
@@ -91,7 +94,7 @@ class Towers(NamedTuple):
         reduced = self.reduced
         if reduced is None:
             layout = sums_on(self.lay_out(), tower)
-            reduced = add_ops(layout, self.average, f"reduce_to_tower_{tower}", self.cluster)
+            reduced = add_ops(layout, f"reduce_to_tower_{tower}")
         return self._transformed(tower, reduced[tower])
 
     def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:
@@ -101,7 +104,7 @@ class Towers(NamedTuple):
         """
         if self.transform is not None:
             return self.reduce(layout)
-        return list(add_ops(sums_only(layout), self.average, "reduce_to_roots", self.cluster))
+        return list(add_ops(sums_only(layout), "reduce_to_roots"))
 
     def _transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
@@ -118,11 +121,9 @@ class Towers(NamedTuple):
             )
         names = [var.op.name for _, var in self.rows[tower]]
         for n, (grad, before) in enumerate(zip(grads, reduced)):
-            fits = grad is None or before is None
-            if not fits and isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
-                is_shape = static_shape(grad).is_compatible_with(static_shape(before))
-                fits = is_shape and dtype_of(grad) == dtype_of(before)
-            if not fits:
+            if grad is None or before is None:
+                continue
+            if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)) or not fits(grad, before):
                 raise HierAllreduceError(
                     f"{where(tower, self.devices, n, names)}: transform returned {grad!r} for a"
                     f" gradient of {dtype_of(before)} {static_shape(before)}"

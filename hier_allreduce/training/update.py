@@ -18,15 +18,15 @@ import tensorflow as tf
 from ..compat import is_resource, tf1
 from ..configs import is_whole_number
 from ..errors import HierAllreduceError
-from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
+from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, fits, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
 from .announcement import announcement
 from .once import update_once
-from .replicas import note_copies
+from .replicas import note_replicas
 from .replicated import update_replicated, why_not_replicated, why_once
 from .sharded import update_sharded
-from .towers import Pairs, ReplicatedVariables, Towers
+from .towers import ReplicatedVariables, Towers
 
 UPDATES = ("replicated", "once", "sharded")
 
@@ -56,17 +56,15 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_variables(
-    rows: Any, devices: Sequence[Any], earlier: Sequence[Sequence[Any]] = ()
-) -> Sequence[Pairs]:
-    """Return K rows of N (gradient, variable) pairs, as tuples.
+def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Towers:
+    """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
         HierAllreduceError: as :func:`.columns.checked_pairs`; or towers share a variable, or pair
-            it with others than ``earlier`` copies do; or it is a reference variable, or does not
-            fit its gradient.
+            it with others than ``earlier`` replicas do; or it does not fit its gradient.
     """
-    rows = checked_pairs(rows, devices)
+    devices = towers.devices
+    rows = checked_pairs(towers.rows, devices)
     id_to_tower: Dict[int, int] = {}
     id_to_column: Dict[int, Any] = {}
     for column in zip(*earlier):
@@ -75,49 +73,50 @@ def check_variables(
         names = [var.op.name for _, var in pairs]
         for n, (grad, var) in enumerate(pairs):
             on_tower_0 = rows[0][n][1]
-            fault = _fault_of_variable(var, grad)
+            fault = ""
+            # TensorFlow would refuse this too, but its error would name no tower. What is no
+            # gradient is refused before it is added up.
+            if isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not fits(grad, var):
+                fault = (
+                    f"a gradient of {grad.dtype.name} {static_shape(grad)} for {var.dtype.name}"
+                    f" {var.shape}; pair each gradient with its variable, and cast it to the"
+                    " variable's dtype"
+                )
             # Each tower updates its variables, so that a shared one would be updated twice.
             if id_to_tower.setdefault(id(var), tower) != tower:
                 fault = (
                     f"the same variable is in the row of {where(id_to_tower[id(var)], devices)};"
                     f" give every tower a copy; {VAR_LIST_ADVICE}"
                 )
-            # Copies are known by their place, so that another order would mix up two variables.
-            earlier_copies = id_to_column.get(id(var)) or id_to_column.get(id(on_tower_0))
+            # Replicas are known by their place, so that another order would mix up two variables.
+            earlier_replicas = id_to_column.get(id(var)) or id_to_column.get(id(on_tower_0))
             if (
-                earlier_copies
+                earlier_replicas
                 and not fault
-                and (earlier_copies[0] is not on_tower_0 or earlier_copies[tower] is not var)
+                and (earlier_replicas[0] is not on_tower_0 or earlier_replicas[tower] is not var)
             ):
                 fault = (
                     f"it is listed as a copy of {on_tower_0.op.name!r}, but in an earlier"
-                    f" apply_gradients {earlier_copies[tower].op.name!r} was the copy of"
-                    f" {earlier_copies[0].op.name!r}; list the variables in one order on every"
+                    f" apply_gradients {earlier_replicas[tower].op.name!r} was the copy of"
+                    f" {earlier_replicas[0].op.name!r}; list the variables in one order on every"
                     " tower"
                 )
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
-    return rows
+    return towers._replace(rows=rows)
 
 
-def _fault_of_variable(var: Any, grad: Any) -> str:
-    """Return why a variable cannot be updated with a gradient; "" if it can."""
-    if not is_resource(var):
-        return (
-            "a reference variable, which an update may overwrite while a gradient still reads it;"
-            " create it with use_resource=True, or call tf.compat.v1.enable_resource_variables()"
-            " first"
-        )
-    if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
-        return ""  # None; anything else is refused before it is added up
-    # TensorFlow would refuse this too, but its error would name no tower.
-    shape = static_shape(grad)
-    if dtype_of(grad) == dtype_of(var) and shape.is_compatible_with(var.shape):
-        return ""
-    return (
-        f"a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each"
-        " gradient with its variable, and cast it to the variable's dtype"
-    )
+def _check_no_references(towers: Towers) -> None:
+    """Raise a HierAllreduceError if a variable is a reference variable."""
+    for tower, variables in enumerate(towers.variables):
+        names = [var.op.name for var in variables]
+        for n, var in enumerate(variables):
+            if not is_resource(var):
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n, names)}: a reference variable, which an"
+                    " update may overwrite while a gradient still reads it; create it with"
+                    " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
+                )
 
 
 def update_towers(
@@ -126,54 +125,64 @@ def update_towers(
     towers: Towers,
     global_step: Any = None,
     arguments: Optional[Dict[str, Any]] = None,
+    earlier: Sequence[Sequence[Any]] = (),
 ) -> Tuple[Any, ReplicatedVariables]:
     """Reduce the towers' gradients, update their variables, and count the step.
 
     An optimizer that is not known to do the same on each tower is called once, whatever ``update``
     says, and a line in the log says why.
 
-    Returns the op, and the copies that it keeps equal: K rows of variables and of their state.
+    Returns the op, and the replicas that it keeps equal: K rows of variables and of their state.
 
     Args:
         update: one of ``UPDATES``.
         optimizer: a ``tf.compat.v1.train.Optimizer``.
-        towers: their gradients and variables.
+        towers: their gradients and variables; they are checked here, for every update.
         global_step: a variable that is one more after the update.
         arguments: more arguments of the optimizer's ``apply_gradients``.
+        earlier: K rows of the replicas of earlier updates in this graph.
 
     Raises:
-        HierAllreduceError: as the function of each update; or the optimizer has powers of beta from
-            an earlier update.
+        HierAllreduceError: as :func:`checked_towers`, and as the function of each update; or a
+            reference variable; or the optimizer has powers of beta from an earlier update.
     """
-    # One tower needs no other update than once, because it has nothing to keep equal.
-    is_once = update == "once" or len(towers.devices) == 1
-    reason = "" if is_once else why_once(optimizer, towers)
-    if not is_once and not reason and update == "replicated":
-        reason = why_not_replicated(optimizer, towers)
+    towers = checked_towers(towers, earlier)
+
+    # Choose the update. One tower needs none but once, because it has nothing to keep equal.
+    reason = ""
+    if len(towers.devices) == 1:
+        update = "once"
+    elif update != "once":
+        reason = why_once(optimizer, towers)
+        if update == "replicated":
+            reason = reason or why_not_replicated(optimizer, towers)
+    if reason:
+        update = "once"
+    # A front end may let reference variables be, but not where new values of them are copied.
+    are_copied = update != "replicated" and len(towers.devices) > 1
+    if are_copied or not towers.may_have_references:
+        _check_no_references(towers)
     if reason:
         log_once(
             f"{reason}: tower 0 updates, and its new values are copied to the others"
             " (update='once')"
         )
-    is_once = is_once or bool(reason)
-    # The trainer lets references be where it can: it cannot where their values are copied.
-    if len(towers.devices) > 1 and (is_once or update == "sharded"):
-        check_variables(towers.rows, towers.devices)
+    # Update, and count the step. Once, the optimizer itself counts, as on one device.
     built_before = len(tf1.get_default_graph().get_operations())
-    if is_once:
+    if update == "once":
         given = dict(arguments or {})
         if global_step is not None:
-            given["global_step"] = global_step  # the optimizer counts, as on one device
-        op, copies = update_once(optimizer, towers, given)
+            given["global_step"] = global_step
+        op, replicas = update_once(optimizer, towers, given)
     else:
         build = update_sharded if update == "sharded" else update_replicated
-        op, copies = build(optimizer, towers)
+        op, replicas = build(optimizer, towers)
         if global_step is not None:
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(global_step, 1).op
     # Hosts compare their updates, because one with another rate would leave the others behind.
     if towers.cluster is not None and towers.cluster.size > 1:
         towers.cluster.ops.announce_update(announcement(optimizer, op, built_before))
-    # A later update, or init_op, finds more copies by the names of these.
-    note_copies(copies, towers.devices)
-    return op, copies
+    # A later update, or init_op, finds more replicas by the names of these.
+    note_replicas(replicas, towers.devices)
+    return op, replicas

@@ -169,7 +169,8 @@ def test_the_numbers_that_were_read_by_hand():
     assert "busiest sender GPU 5" in busy.summary and not busy.remedy
     assert packed.step - packed.last.pass_end > 5 * (busy.step - busy.last.pass_end)
     assert [tower.updates_after for tower in packed.towers] == [161] * 8
-    assert packed.remedy.startswith("The updates waited 5.2 ms for the host, which launches 161 of")
+    words = "The updates waited 5.2 ms for the processor, which launches 161 of"
+    assert packed.remedy.startswith(words)
 
 
 @pytest.mark.parametrize("name", [OURS_FAR, OURS_BUSY], indirect=True)
@@ -197,7 +198,7 @@ def test_chunks_are_sent_summed_and_copied_when_their_ops_say_so(found, hand):
 def test_a_step_without_all_reduce_has_no_chunks_and_no_copies(found):
     assert found.chunks == () and found.links == () and not found.remedy
     assert re.fullmatch(
-        r"step 97\.6 ms; after the pass 0\.0 ms; the host was [\d.]+ ms ahead", found.summary
+        r"step 97\.6 ms; after the pass 0\.0 ms; the processor was [\d.]+ ms ahead", found.summary
     )
 
 
@@ -270,7 +271,7 @@ def metadata_of(fetched):
 @STEP_ON_CPU
 def test_a_step_on_cpu_devices_is_told_from_its_ops(graph):
     found = cost(metadata_of(training_step()), graph)
-    assert len(found.towers) == 3 and found.links == () and found.host_ahead == 0
+    assert len(found.towers) == 3 and found.links == () and found.processor_ahead == 0
     for number, tower in enumerate(found.towers):
         assert tower.device.endswith(f"CPU:{number}")
         pieces = [*tower.busy.values(), *tower.gaps.values(), *tower.after.values()]

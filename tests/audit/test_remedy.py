@@ -2,7 +2,7 @@
 
 import pytest
 
-from hier_allreduce.auditing.gaps import COPIES, HOST, Segment
+from hier_allreduce.auditing.gaps import COPIES, PROCESSOR, Segment
 from hier_allreduce.auditing.pieces import Chunk, Link, Tower
 from hier_allreduce.auditing.remedy import remedy_for
 from hier_allreduce.auditing.traced import PASS, SUM, UPDATE, TowerCopy
@@ -38,26 +38,26 @@ def remedy(of_chunks=(), of_links=(), of_copies=(), segments=()):
 @pytest.mark.parametrize(
     ("kind", "begin", "words"),
     [
-        (SUM, 80.0, "The last chunks waited 4 ms for the host: larger chunks help"),
-        (UPDATE, 80.0, "The updates waited 4 ms for the host, which launches 7 of them"),
-        (PASS, 10.0, "The pass waited 4 ms for the host, which launches its kernels too late"),
+        (SUM, 80.0, "The last chunks waited 4 ms for the processor: larger chunks help"),
+        (UPDATE, 80.0, "The updates waited 4 ms for the processor, which launches 7 of them"),
+        (PASS, 10.0, "The pass waited 4 ms for the processor, which launches its kernels too late"),
     ],
 )
-def test_who_waited_for_the_host_is_named(kind, begin, words):
-    assert remedy(segments=waits(HOST, kind, 4.0, begin)).startswith(words)
+def test_who_waited_for_the_processor_is_named(kind, begin, words):
+    assert remedy(segments=waits(PROCESSOR, kind, 4.0, begin)).startswith(words)
 
 
 def test_a_wait_of_less_than_3_percent_has_no_remedy():
-    assert remedy(segments=waits(HOST, SUM, 2.9)) == ""
+    assert remedy(segments=waits(PROCESSOR, SUM, 2.9)) == ""
     assert remedy() == ""
 
 
 def test_the_longest_wait_decides():
-    both = [*waits(HOST, SUM, 4.0), *waits(COPIES, SUM, 8.0, 84.0)]
+    both = [*waits(PROCESSOR, SUM, 4.0), *waits(COPIES, SUM, 8.0, 84.0)]
     slow = remedy(chunks(0, 1), links(0.1), copies(1, 2, 80.0, 100.0), both)
     assert slow.startswith("The copies from GPU 1 to GPU 2 reach 0.1 GB/s, others 1 GB/s")
     short = remedy(chunks(0, 1), links(0.1), copies(1, 2, 90.0, 100.0), both)
-    assert short.startswith("The last chunks waited 4 ms for the host")
+    assert short.startswith("The last chunks waited 4 ms for the processor")
 
 
 def test_a_slow_link_that_nobody_waited_for_is_not_named():
@@ -76,6 +76,6 @@ def test_one_root_is_named_if_its_copies_were_waited_for():
     assert remedy(chunks(2, 2), links(), copies(0, 1, 70.0, 100.0), waited) == ""
 
 
-def test_the_threads_of_cpu_devices_are_no_host_that_could_be_late():
+def test_the_threads_of_cpu_devices_are_no_processor_that_could_be_late():
     on_cpu = [tower._replace(device="/job:localhost/device:CPU:0") for tower in towers()]
-    assert remedy_for(on_cpu, (), (), (), waits(HOST, SUM, 50.0)) == ""
+    assert remedy_for(on_cpu, (), (), (), waits(PROCESSOR, SUM, 50.0)) == ""

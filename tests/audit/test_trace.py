@@ -3,7 +3,7 @@
 ::
 
     ms        0         10        20        30        40        50
-    GPU 0     grad0─────          ░░   sum  update  ░░  metrics───     ░ for the host
+    GPU 0     grad0─────          ░░   sum  update  ░░  metrics───     ░ for the processor
       sends                              └──────┐
     GPU 1     first ░grad1─                      update
       sends                └──────┘
@@ -26,7 +26,7 @@ BUILT = AllReduce(
     (SentTensor("v", ("w",), SCHEDULE, 250, False, ""),),
 )
 NODES = [
-    # device, label, when it was scheduled, begun and done by the host
+    # device, label, when it was scheduled, begun and done by the processor
     ("CPU:0", "x = _Arg()", -5, -5, -4),
     ("GPU:0", "grad0 = Fill(x/_11)", -2, -1, -0.5),
     ("GPU:0", "[GPU_0_bfc 1kB] hier_allreduce/v/sum = AddN(grad0, grad1/_3)", 20, 21, 22),
@@ -96,13 +96,13 @@ def test_gaps_have_reasons(found):
     first, second = found.towers
     assert first.busy == {"pass": 10} and first.gaps == {}
     assert second.busy == {"pass": 9}
-    assert second.gaps == pytest.approx({"input": 2, "host": 1})
+    assert second.gaps == pytest.approx({"input": 2, "processor": 1})
 
 
 def test_what_follows_the_pass_is_told_by_kind(found):
     first, second = found.towers
     assert first.after == pytest.approx({"copies": 10, "sum": 7, "update": 4, "pass": 19})
-    assert first.host_after == pytest.approx({"sum": 2, "update": 2.5, "pass": 8.5})
+    assert first.processor_after == pytest.approx({"sum": 2, "update": 2.5, "pass": 8.5})
     assert first.updates_after == second.updates_after == 1
     assert second.after == pytest.approx({"copies": 22, "update": 2})
 
@@ -112,10 +112,10 @@ def test_a_chunk_has_its_times(found):
     assert chunk == ("v", 0, 2, 12, 20, 27, 33, 36) and chunk.complete == 33
 
 
-def test_links_and_host(found):
+def test_links_and_processor(found):
     assert found.links == ((0, 1, 1, 1000, 6), (1, 0, 1, 1000, 7))
     assert found.links[0].speed == pytest.approx(1000 / 6e-3)
-    assert found.host_ahead == 1  # median of 1, 1, 1, 0.5
+    assert found.processor_ahead == 1  # median of 1, 1, 1, 0.5
 
 
 def test_without_a_record_an_all_reduce_begins_where_a_tower_reads_another(found):

@@ -40,7 +40,7 @@ def test_rounds_are_compared_with_the_median_step_without_an_all_reduce():
 
 def test_ratios_are_those_of_exposed_times_and_of_steps():
     one = cell(ours=2.0, tensorpack_packed=8.0, tensorpack=4.0, another=1.0)
-    assert ratios.best_peer(one) == "tensorpack"
+    assert ratios.best_baseline(one) == "tensorpack"
     assert ratios.exposed_ratio(one, "ours", "tensorpack") == 0.5
     assert ratios.step_ratio(one, "ours", "tensorpack") == 102 / 104
 
@@ -51,7 +51,7 @@ def test_a_function_is_a_step_of_functions():
 
 @pytest.mark.parametrize("nothing", [0.0, -0.4, 0.05])
 def test_times_that_rounds_cannot_tell_from_nothing_are_alike(nothing):
-    assert ratios.exposed_ratio(cell(ours=nothing, peer=0.2), "ours", "peer") == 0.5
+    assert ratios.exposed_ratio(cell(ours=nothing, baseline=0.2), "ours", "baseline") == 0.5
 
 
 def test_an_anchor_is_the_median_of_the_real_runs():

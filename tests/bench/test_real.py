@@ -41,7 +41,7 @@ def test_steps_are_measured_in_the_emulators_schema(tmp_path, over):
     if over == "host":  # each gradient goes to the other device and back
         assert edges["ours"]["bytes"] == 2 * 4 * 3504872  # MobileNet-v2's parameters
     assert len(list((tmp_path / "traces").glob("*.pb.gz"))) == 4
-    assert "ours ÷ best peer" in out
+    assert "ours ÷ best baseline" in out
 
 
 @pytest.mark.skipif(ARE_REAL, reason="there are GPUs")

@@ -27,7 +27,7 @@ def check_names(text, who, how):
 
 
 @pytest.mark.parametrize("how", list(HOW), ids=["killed", "frozen"])
-@pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
+@pytest.mark.parametrize("who", [0, 1], ids=["the leader", "another host"])
 def test_every_survivor_names_the_host_that_died_or_froze(who, how):
     with job("train", 3, timeout=TIMEOUT, each={who: {"wait_at": 2}}) as hosts:
         hosts[who].until(2)
@@ -84,7 +84,7 @@ def test_a_live_host_that_does_not_come_ends_in_a_stall_timeout():
     assert "waited 2 s for the other hosts in a step; all of them answer" in text
 
 
-@pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "a peer"])
+@pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "another host"])
 def test_a_host_that_never_starts_is_named(missing):
     with job(
         "train",

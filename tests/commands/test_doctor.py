@@ -170,11 +170,11 @@ def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
         ),
         (
             {"peers": [[], [0]], "model": "RTX 4090"},
-            "no peer access from /device:GPU:0 to all others, so that copies go through the host's",
+            "no peer access from /device:GPU:0 to all others, so that copies go through main",
         ),
         (
             {"peers": all_peers(10)},
-            "CUDA lets a GPU reach 8 others without the host, unless an NVSwitch joins them, and",
+            "CUDA lets a GPU reach 8 others directly, unless an NVSwitch joins them, and",
         ),
         (
             {"peers": all_peers(4), "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"},

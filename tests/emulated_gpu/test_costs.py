@@ -41,7 +41,7 @@ def one_root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def slow_host(tmp_path_factory):
+def slow_processor(tmp_path_factory):
     return traced(tmp_path_factory, "rotating", timed_step.links(), 3.0 * timed_step.KERNEL_US)[0]
 
 
@@ -72,8 +72,8 @@ def test_all_copies_are_found_with_their_links(usual):
         assert link.speed == pytest.approx(1e9 * timed_step.GBS / SCALE, rel=0.05)
 
 
-def test_chunks_go_up_and_back_in_this_order(usual, slow_link, one_root, slow_host):
-    for found in (usual[0], slow_link, one_root, slow_host):
+def test_chunks_go_up_and_back_in_this_order(usual, slow_link, one_root, slow_processor):
+    for found in (usual[0], slow_link, one_root, slow_processor):
         assert len(found.chunks) == VARIABLES
         for chunk in found.chunks:
             times = [chunk.ready, chunk.sent, chunk.summed, chunk.copied, chunk.updated]
@@ -99,9 +99,9 @@ def test_a_tower_with_all_roots_is_named(one_root):
     assert {chunk.root for chunk in one_root.chunks} == {0}
 
 
-def test_a_host_that_holds_the_launches_is_named(slow_host):
-    assert "for the host, which launches its kernels too late" in slow_host.remedy
-    assert slow_host.last.gaps["host"] > slow_host.last.busy["pass"]
+def test_a_processor_that_holds_the_launches_is_named(slow_processor):
+    assert "for the processor, which launches its kernels too late" in slow_processor.remedy
+    assert slow_processor.last.gaps["processor"] > slow_processor.last.busy["pass"]
 
 
 def test_a_trace_without_streams_says_so(graph):

@@ -1,4 +1,4 @@
-"""Control edges that hold the host near the sums of its GPU."""
+"""Control edges that hold the launching thread near the sums of its GPU."""
 
 import gc
 

@@ -26,10 +26,10 @@ from helpers.rows import for_each, powers_of_two
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
 from hier_allreduce.graph import (
     add_ops,
+    checked_layout,
     copy_from_roots,
     copy_from_tower_0,
     device_strings,
-    plan_gradients,
     sums_only,
 )
 from hier_allreduce.graph.names import op_names
@@ -271,8 +271,8 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
         values.append([random.randint(-9, 9, shape).astype("float32") for shape in shapes])
     rows = [[*row, None] for row in gradients_on(devices, values)]
     load = Load([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
-    layout = plan_gradients(rows, devices, False, strategy, load=load)
-    totals = add_ops(sums_only(layout), False)
+    layout = checked_layout(rows, devices, False, strategy, load=load)
+    totals = add_ops(sums_only(layout))
     roots = layout.roots()
     assert sorted(roots) == [0, 1, 2, 3, 4]  # the variable without gradients has none
     assert strategy.main is None or set(roots.values()) == {strategy.main}
@@ -298,15 +298,15 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
 
 
 @pytest.mark.parametrize("earlier", [[0, 0, 0, 0], [0, 9000, 0, 12000]])
-def test_mains_carry_about_equal_bytes(graph, earlier):
+def test_roots_carry_about_equal_bytes(graph, earlier):
     sizes = [5000, 1000, 1000, 3000] * 6
     rows = gradients_on(gpus_or_cpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
-    layout = plan_gradients(
+    layout = checked_layout(
         rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0), load=Load(sizes, earlier)
     )
     loads = list(earlier)
-    for variable, main in layout.roots().items():
-        loads[main] += sizes[variable]
+    for variable, root in layout.roots().items():
+        loads[root] += sizes[variable]
     assert max(loads) - min(loads) <= 1000
 
 

@@ -18,7 +18,7 @@ from hier_allreduce.planning.algorithms import (
     schedules_of,
     tree,
 )
-from hier_allreduce.planning.plan import checked, complete_on, copies_in, root_of, run, sums_in
+from hier_allreduce.planning.plan import checked, copies_in, root_of, run, sums_in
 
 RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
 
@@ -79,7 +79,8 @@ def test_a_schedule_that_is_right_is_kept():
     check(iter(RIGHT), 3)
     assert checked(iter(RIGHT), 3) == RIGHT
     assert root_of(RIGHT) == 2 and (sums_in(RIGHT), copies_in(RIGHT)) == (RIGHT[:2], RIGHT[2:])
-    assert complete_on(RIGHT) == {0, 1, 2} and complete_on(sums_in(RIGHT)) == {2}
+    assert run(RIGHT, [1, 10, 100], Adding()) == [111, 111, 111]
+    assert run(sums_in(RIGHT), [1, 10, 100], Adding()) == [None, None, 111]
     assert checked([], 1) == () and root_of(()) == 0
 
 

@@ -112,7 +112,7 @@ def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
 def after(make, count, steps=4, targets=None, **options):
     """Return each tower's variables after some steps, with their largest difference."""
     with tf.Graph().as_default():
-        strategy = Strategy(chunk_bytes=0)  # so that variables have several mains
+        strategy = Strategy(chunk_bytes=0)  # so that variables have several roots
         optimizer = TowerOptimizer(make(), gpus_or_cpus(count), strategy=strategy, **options)
         rows = towers(optimizer, count, targets=targets)
         op = optimizer.apply_gradients(rows)

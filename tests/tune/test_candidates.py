@@ -47,7 +47,7 @@ def chosen(*only, **options):
         ({"front_end": "towers"}, ["tower-0-sum"], "tower-0-sum"),
     ],
 )
-def test_the_program_as_it_was_comes_first_then_other_peers_then_ours(facts, names, was):
+def test_the_program_as_it_was_comes_first_then_other_baselines_then_ours(facts, names, was):
     candidates, _ = found(**facts)
     assert [candidate.name for candidate in candidates] == [*names, "auto", "hierarchical"]
     assert [candidate.name for candidate in candidates if candidate.was] == ([was] if was else [])

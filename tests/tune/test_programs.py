@@ -73,7 +73,7 @@ def run(tmp_path, runner):
 def test_in_other_programs_the_hook_changes_nothing():
     assert type(hook()) is Hook
     rows = [(1.0, None)]
-    assert hook().reduced(rows) is rows and hook().peer("keras") == ""
+    assert hook().reduced(rows) is rows and hook().baseline("keras") == ""
 
 
 def test_the_first_allreduce_of_a_graph_has_the_clock(run):
@@ -144,15 +144,15 @@ def test_of_two_allreduces_the_larger_one_is_told(run):
 
 @pytest.fixture
 def measured(runner, tmp_path, monkeypatch):
-    """``measured(peer, example, …)`` runs an example as it is and with a peer, for its facts."""
+    """``measured(baseline, example, …)`` runs an example as it is and with a baseline."""
 
-    def measured(peer, name, *arguments):
+    def measured(baseline, name, *arguments):
         monkeypatch.chdir(tmp_path)
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
         runs = runner(command, patience=100.0, start_patience=250.0)
         as_it_is = runs.run(Candidate(), 0.0, 0, strategies_for([], None))
         assert not as_it_is.fault and as_it_is.seconds
-        (candidate,), _ = candidates_for(as_it_is.facts, {}, [peer])
+        (candidate,), _ = candidates_for(as_it_is.facts, {}, [baseline])
         other = runs.run(candidate, 0.0, 1)
         assert not other.fault and other.seconds
         return as_it_is.facts

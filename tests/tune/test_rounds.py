@@ -68,7 +68,7 @@ def measured(runner, *only):
 
 
 def test_all_candidates_run_equally_often_in_both_orders():
-    runner = VirtualRunner(lambda candidate: 100.0 if candidate.peer else 10.0)
+    runner = VirtualRunner(lambda candidate: 100.0 if candidate.baseline else 10.0)
     rounds, names_by_round = measured(runner)
     assert names_by_round[0] == [AS_IT_IS]
     assert len(names_by_round) - 1 >= 6

@@ -11,16 +11,16 @@ from hier_allreduce.commands.tune.report import as_json, report
 from hier_allreduce.commands.tune.run import Run
 from hier_allreduce.commands.tune.verdict import verdict
 
-PEER = "NcclAllReduce"
-NAMES = {"now": AS_IT_IS, "peer": PEER}
+BASELINE = "NcclAllReduce"
+NAMES = {"now": AS_IT_IS, "baseline": BASELINE}
 QUIET = [100, 100, 100, 101, 99, 100]
 BUSY = [100, 140, 100, 180, 120, 150]
 
 
 def runs_of(name, milliseconds):
     """Return runs with these steps in rounds 1, 2, …; None is a round without this candidate."""
-    is_peer = name == "peer"
-    candidate = Candidate(NAMES.get(name, name), PEER if is_peer else "", was=is_peer)
+    is_baseline = name == "baseline"
+    candidate = Candidate(NAMES.get(name, name), BASELINE if is_baseline else "", was=is_baseline)
     if milliseconds == "hangs":
         return [Run(candidate, [], 1, Path("log"), "hung: no step")]
     return [
@@ -45,7 +45,7 @@ def runs_with(**milliseconds):
             ],
         ),
         (
-            {"now": QUIET, "peer": [80] * 6, "flat": [90] * 6},
+            {"now": QUIET, "baseline": [80] * 6, "flat": [90] * 6},
             [
                 "use NcclAllReduce (as it was), and not the program as it is",
                 "NcclAllReduce (as it was) takes 20% less time a step",
@@ -53,7 +53,7 @@ def runs_with(**milliseconds):
             ],
         ),
         (
-            {"now": QUIET, "peer": [120] * 6},
+            {"now": QUIET, "baseline": [120] * 6},
             [
                 "keep the program as it is: no other one is faster",
                 "NcclAllReduce (as it was) takes 20% more time a step (18.8% to 21.3%) than the pr",
@@ -74,7 +74,7 @@ def runs_with(**milliseconds):
             ],
         ),
         (
-            {"now": BUSY, "peer": [80, 140, 130, 90, 120, 190]},
+            {"now": BUSY, "baseline": [80, 140, 130, 90, 120, 190]},
             ["keep the program as it is: no other one is certainly faster", "no difference is cer"],
         ),
         # other programs slow both runs of a pair
@@ -94,11 +94,11 @@ def runs_with(**milliseconds):
             ["keep the program as it is: nothing is certain", "flat has no run in a round of the"],
         ),
         (
-            {"now": "hangs", "peer": [10] * 6, "flat": [9] * 6},
+            {"now": "hangs", "baseline": [10] * 6, "flat": [9] * 6},
             ["use flat: the program as it is was not", "flat takes 10% less time a step"],
         ),
         (
-            {"now": "hangs", "peer": [10] * 6, "flat": [12] * 6},
+            {"now": "hangs", "baseline": [10] * 6, "flat": [12] * 6},
             ["use NcclAllReduce (as it was): the program as it is was not", "flat takes 20% more"],
         ),
         ({"now": [100], "flat": "hangs"}, ["nothing to compare: only the program as it is was"]),
@@ -159,7 +159,8 @@ def test_the_first_run_of_all_counts_if_there_is_no_other():
 def test_the_table_has_faults_lost_runs_and_left_out_candidates():
     lost = Run(Candidate("flat"), [], 7, Path("log"), lost="the times cannot be read")
     runs = [*runs_with(now=QUIET, flat=[90] * 6, tree="hangs"), lost]
-    lines = report(verdict(runs, {"x": "no time", "y": "no time", PEER: "no GPUs"})).splitlines()
+    left_out = {"x": "no time", "y": "no time", BASELINE: "no GPUs"}
+    lines = report(verdict(runs, left_out)).splitlines()
     assert lines[1].split() == ["the", "program", "as", "it", "is", "100", "(99–101)", "6"]
     assert lines[2].split()[:2] == ["flat", "90"] and lines[2].endswith("6     ← use this")
     assert lines[3].split() == ["tree", "hung:", "no", "step"]
@@ -185,13 +186,13 @@ def test_the_cost_of_the_first_run_has_a_line():
 
 
 def test_json_has_the_same():
-    runs = runs_with(now=QUIET, flat=[90] * 6, tree=[1], peer="hangs")
+    runs = runs_with(now=QUIET, flat=[90] * 6, tree=[1], baseline="hangs")
     found = as_json(verdict(runs, {"auto": "no time"}))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["best"], found["left_out"]) == ("flat", {"auto": "no time"})
-    now, flat, tree, peer = found["candidates"]
+    now, flat, tree, baseline = found["candidates"]
     assert (now["candidate"], now["ratio"], tree["ratio"]) == (AS_IT_IS, None, None)
-    assert (flat["peer"], peer["peer"], peer["as_it_was"], peer["step"]) == (
+    assert (flat["baseline"], baseline["baseline"], baseline["as_it_was"], baseline["step"]) == (
         False,
         True,
         True,
@@ -205,12 +206,12 @@ def test_the_picture_has_a_bar_for_each_measured_candidate(tmp_path):
     pytest.importorskip("matplotlib")
     from hier_allreduce.commands.tune.picture import draw
 
-    runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs", peer=[120] * 6)
+    runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs", baseline=[120] * 6)
     path = tmp_path / "steps.svg"
     draw(verdict(runs), path, "python train.py")
     text = path.read_text(encoding="utf-8")
-    shown = {word for word in ("flat", "tree", PEER, "use this") if f"{word}" in text}
-    assert shown == {"flat", PEER, "use this"} and AS_IT_IS in text
+    shown = {word for word in ("flat", "tree", BASELINE, "use this") if f"{word}" in text}
+    assert shown == {"flat", BASELINE, "use this"} and AS_IT_IS in text
 
 
 def test_the_picture_has_the_tables_order_and_no_run_that_was_disturbed(tmp_path, monkeypatch):
@@ -220,7 +221,7 @@ def test_the_picture_has_the_tables_order_and_no_run_that_was_disturbed(tmp_path
     from hier_allreduce.commands.tune.picture import draw
 
     figures = []
-    runs = runs_with(now=QUIET, flat=[90] * 11 + [9000], peer=[80] * 6)
+    runs = runs_with(now=QUIET, flat=[90] * 11 + [9000], baseline=[80] * 6)
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     draw(verdict(runs), tmp_path / "steps.png", "python train.py")
     (axes,) = figures[0].axes

@@ -45,7 +45,7 @@ _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")  # Docker's and Podman'
 
 
 class Gpu(NamedTuple):
-    """A GPU that TensorFlow sees, and the numbers of the GPUs that it reaches without the host."""
+    """A GPU that TensorFlow sees, and the numbers of the GPUs that it reaches directly."""
 
     name: str
     model: str

@@ -90,8 +90,8 @@ def _training_problems(facts: Facts) -> Iterator[str]:
     lonely = [gpu.name for gpu in gpus if len(gpu.peers) < min(len(gpus) - 1, _MOST_PEERS)]
     if lonely:
         yield (
-            f"no peer access from {', '.join(lonely)} to all others, so that copies go through the "
-            "host's memory. GeForce cards have it over NVLink only, virtual machines if their host "
+            f"no peer access from {', '.join(lonely)} to all others, so that copies go through "
+            "main memory. GeForce cards have it over NVLink only, virtual machines if their host "
             "gives it; else turn off ACS and the IOMMU in the firmware. `hier-allreduce doctor "
             "--copies` shows how fast the copies are"
         )
@@ -104,8 +104,8 @@ def _training_problems(facts: Facts) -> Iterator[str]:
         has_switch = False
     if len(gpus) > _MOST_PEERS + 1 and not has_switch:
         yield (
-            f"CUDA lets a GPU reach {_MOST_PEERS} others without the host, unless an NVSwitch "
-            f"joins them, and here are {len(gpus)}: some copies go through the host's memory. "
+            f"CUDA lets a GPU reach {_MOST_PEERS} others directly, unless an NVSwitch "
+            f"joins them, and here are {len(gpus)}: some copies go through main memory. "
             "`hier-allreduce doctor --copies` shows which; train on "
             f"{_MOST_PEERS + 1} GPUs or fewer, or in several processes"
         )

@@ -2,8 +2,8 @@
 
 ::
 
-    the program as it is │ as it was │ its front end's other peers │ ours by the rule │ two groups
-                                                                    └── not if their plans are equal
+    the program as it is │ as it was │ its front end's baselines │ ours by the rule │ two groups
+                                                                   └── not if their plans are equal
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AS_IT_IS = "the program as it is"
 RULE = "auto"
 NARROW = ("float16", "bfloat16")
 NVLINK = "-nvlink"  # the end of an algorithm's name, with groups along NVLink
-PEERS = {
+BASELINES = {
     "keras": ("NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"),
     "tensorpack": (
         "tensorpack-gpu",
@@ -31,10 +31,10 @@ PEERS = {
     ),
     "towers": ("tower-0-sum",),
 }
-ALL_PEERS = tuple(chain(*PEERS.values()))
+ALL_BASELINES = tuple(chain(*BASELINES.values()))
 ALGORITHMS = (RULE, *BY_NAME, *(algorithm + NVLINK for algorithm in WITH_GROUPS))
 NO_EDGES = "no-edges"
-NAMES = (*ALGORITHMS, *NARROW, NO_EDGES, *ALL_PEERS)
+CANDIDATES = (*ALGORITHMS, *NARROW, NO_EDGES, *ALL_BASELINES)
 GROUPED = "hierarchical"
 
 _FREE: Dict[str, Any] = {"algorithm": RULE, "chunk_bytes": None, "groups": None, "main": None}
@@ -45,17 +45,17 @@ Groups = Sequence[Sequence[int]]
 
 
 class Candidate(NamedTuple):
-    """An all-reduce to measure: the program's as it is, another strategy of ours, or a peer.
+    """An all-reduce to measure: the program's as it is, another strategy of ours, or a baseline.
 
     Attributes:
         name: its name for ``--only``, in the table and in the JSON object.
-        peer: the name of an all-reduce that is not ours; empty for ours.
+        baseline: the name of an all-reduce that is not ours; empty for ours.
         changes: fields of :class:`hier_allreduce.Strategy`, instead of the program's.
         was: whether it is the program as it was: what its front end takes by itself.
     """
 
     name: str = AS_IT_IS
-    peer: str = ""
+    baseline: str = ""
     changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
     was: bool = False
 
@@ -71,20 +71,20 @@ class Candidate(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Check a name for ``--only``, such as ``flat``, ``flat-64MiB`` or a peer's.
+    """Check a name for ``--only``, such as ``flat``, ``flat-64MiB`` or a baseline's.
 
     Raises:
         HierAllreduceError: it is none; the message names the nearest one.
     """
     match = _WITH_SIZE.match(name)
-    if name in NAMES or (match and match[1] in ALGORITHMS):
+    if name in CANDIDATES or (match and match[1] in ALGORITHMS):
         return
     algorithm, _, size = name.rpartition("-")
     if algorithm in ALGORITHMS and re.match(r"\d", size):
         raise HierAllreduceError(
             f"{name!r}: the size of chunks is in whole MiB, such as {algorithm}-8MiB"
         )
-    raise HierAllreduceError(f"{name!r} is no candidate{configs.nearest(name, NAMES)}")
+    raise HierAllreduceError(f"{name!r} is no candidate{configs.nearest(name, CANDIDATES)}")
 
 
 def strategies_for(only: Sequence[str], groups: Optional[Groups]) -> Dict[str, Dict[str, Any]]:
@@ -135,27 +135,28 @@ def candidates_for(
     left_out: Dict[str, str] = {}
 
     # The program as it was comes first, because people want to know what the change has brought.
-    peers = [peer for peer in only if peer in ALL_PEERS] if only else PEERS[facts.front_end]
-    for peer in sorted(peers, key=lambda peer: peer != _as_it_was(facts)):
+    of_front_end = BASELINES[facts.front_end]
+    baselines = [name for name in only if name in ALL_BASELINES] if only else of_front_end
+    for baseline in sorted(baselines, key=lambda baseline: baseline != _as_it_was(facts)):
         reasons = (
-            (peer not in PEERS[facts.front_end], f"the program's front end is {facts.front_end}"),
+            (baseline not in of_front_end, f"the program's front end is {facts.front_end}"),
             (facts.update != "replicated", f"it has no equal of update={facts.update!r}"),
-            ("nccl" in peer.lower() and not facts.gpus, "NCCL needs GPUs"),
+            ("nccl" in baseline.lower() and not facts.gpus, "NCCL needs GPUs"),
             (
-                peer == "tensorpack-hierarchical" and facts.towers != 8,
+                baseline == "tensorpack-hierarchical" and facts.towers != 8,
                 f"it needs 8 towers, and there are {facts.towers}",
             ),
         )
         why_not = next((reason for holds, reason in reasons if holds), "")
         if why_not:
-            left_out[peer] = why_not
+            left_out[baseline] = why_not
         else:
-            changes = _TOWER_0 if peer == "tower-0-sum" else {}
-            candidates.append(Candidate(peer, peer, changes, peer == _as_it_was(facts)))
+            changes = _TOWER_0 if baseline == "tower-0-sum" else {}
+            candidates.append(Candidate(baseline, baseline, changes, baseline == _as_it_was(facts)))
 
     # Two names may have one plan on K towers, and a second run of it would only take time.
     name_by_plan = {facts.plan: AS_IT_IS}
-    for name in [name for name in only or strategies if name not in ALL_PEERS]:
+    for name in [name for name in only or strategies if name not in ALL_BASELINES]:
         plan = facts.plans.get(name, "")
         if name in NARROW and facts.front_end == "keras":
             left_out[name] = "TensorFlow does not say which values are gradients"
@@ -174,7 +175,7 @@ def candidates_for(
 
 
 def _as_it_was(facts: ProgramFacts) -> str:
-    """Return the peer that a program has before it is changed, if it names none itself."""
+    """Return the baseline that a program has before it is changed, if it names none itself."""
     if facts.front_end == "tensorpack":
         return "tensorpack-hierarchical" if facts.towers == 8 else "tensorpack-gpu"
     if facts.front_end == "keras":

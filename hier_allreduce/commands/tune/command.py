@@ -20,7 +20,7 @@ from ...errors import HierAllreduceError
 from .. import options
 from ..doctor.nvidia_smi import groups_here
 from . import picture
-from .candidates import NAMES, check_name
+from .candidates import CANDIDATES, check_name
 from .faults import NothingMeasured
 from .observer import VARIABLE
 from .progress import Progress
@@ -44,7 +44,7 @@ def add_arguments(parser: Any) -> None:
 
     help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm, or one"
-        f" with the size of its chunks (flat-8MiB), or another of {', '.join(NAMES)}"
+        f" with the size of its chunks (flat-8MiB), or another of {', '.join(CANDIDATES)}"
     )
     add("--only", metavar="A,B", type=candidate_names, default=[], help=help)
 
@@ -174,8 +174,8 @@ def _check_program(program: Sequence[str]) -> None:
 
 def _write(args: argparse.Namespace, verdict: Verdict, kept: Dict[str, Any]) -> None:
     """Write the strategy and the picture that are asked for, where there are any."""
-    # A peer cannot be written, because a strategy file has the fields of ours only.
-    has_strategy = verdict.best is not None and not verdict.best.candidate.peer
+    # A baseline cannot be written, because a strategy file has the fields of ours only.
+    has_strategy = verdict.best is not None and not verdict.best.candidate.baseline
     if args.o and has_strategy:
         options.make_folder(args.o)
         args.o.write_text(as_yaml(verdict, kept), encoding="utf-8")

@@ -50,10 +50,10 @@ class MeasuredProgram(Hook):
                 tell=lambda line: self._note(self._facts._replace(cost=line)),
             )
 
-    def peer(self, front_end: str, update: str = "replicated") -> str:
-        """Return the peer of the request, and note the front end."""
+    def baseline(self, front_end: str, update: str = "replicated") -> str:
+        """Return the baseline of the request, and note the front end."""
         self._note(self._facts._replace(front_end=front_end, update=update))
-        return self._request.peer
+        return self._request.baseline
 
     def strategy(self, strategy: Strategy, hosts: int) -> Strategy:
         """Return the program's strategy with the changes of the request.

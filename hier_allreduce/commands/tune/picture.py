@@ -66,7 +66,7 @@ def draw(verdict: Verdict, path: Path, program: str) -> None:
         Patch(facecolor=OURS, label="hier_allreduce"),
         Patch(facecolor=OURS, edgecolor="black", hatch="//", label="the program as it is"),
     ]
-    if any(row.candidate.peer for row in rows):
+    if any(row.candidate.baseline for row in rows):
         handles.append(Patch(facecolor=THEIRS, label="of TensorFlow, tensorpack, NCCL"))
     # The padding counts letters, so that the legend is below the axis' words under any bars.
     places = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 5.5}
@@ -77,7 +77,7 @@ def draw(verdict: Verdict, path: Path, program: str) -> None:
 def _bar(axes: Any, height: int, row: Row) -> None:
     """Draw the bar of a candidate, the quartiles of its runs, and its step in figures."""
     step = 1e3 * row.step
-    color = THEIRS if row.candidate.peer else OURS
+    color = THEIRS if row.candidate.baseline else OURS
     is_as_it_is = row.candidate.is_as_it_is
     axes.barh(
         height,

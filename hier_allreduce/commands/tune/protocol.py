@@ -2,7 +2,7 @@
 
 ::
 
-    tune ──► HIER_ALLREDUCE_TUNE={"peer": "", "changes": {"algorithm": "tree"}, "clock": "3.clock"}
+    tune ──► HIER_ALLREDUCE_TUNE={"baseline": "", "changes": {…}, "clock": "3.clock", …}
     tune ◄── 3.clock         a line with the time at every step
     tune ◄── 3.clock.facts   the program's all-reduce
     tune ◄── 3.clock.begun   Python has run ``observer``; 3.clock.seen: TensorFlow runs without ours
@@ -22,14 +22,14 @@ class Request(NamedTuple):
     """What a program is to do in one run.
 
     Attributes:
-        peer: the name of an all-reduce that is not ours; empty for ours.
+        baseline: the name of an all-reduce that is not ours; empty for ours.
         changes: fields of :class:`hier_allreduce.Strategy`, instead of the program's.
         clock: the path of the file that gets a line at every step.
         strategies: changes of other candidates by their names; the program tells their plans.
         traced: the number of the step whose cost the program tells, from 1; 0 for none.
     """
 
-    peer: str
+    baseline: str
     changes: Dict[str, Any]
     clock: str
     strategies: Dict[str, Dict[str, Any]] = {}  # noqa: RUF012  no one changes it

@@ -65,7 +65,7 @@ def as_json(verdict: Verdict) -> Dict[str, Any]:
         candidates.append(
             {
                 "candidate": row.candidate.name,
-                "peer": bool(row.candidate.peer),
+                "baseline": bool(row.candidate.baseline),
                 "as_it_was": row.candidate.was,
                 "changes": row.candidate.changes,
                 "step": row.step if row.runs else None,

@@ -175,7 +175,7 @@ class Runner:
         output = stem.with_suffix(".log")
         # A trace slows its step down, so that only the first run has one, which counts in no ratio.
         traced = 0 if round else TRACED
-        told = (candidate.peer, candidate.changes, str(clock.path), strategies or {}, traced)
+        told = (candidate.baseline, candidate.changes, str(clock.path), strategies or {}, traced)
         process = self._started(Request(*told), output)
         try:
             fault = self._wait(process, clock, seconds, candidate)

@@ -22,8 +22,7 @@ from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
 from ...graph import device_strings
 from ...graph.columns import (
-    check_names,
-    checked_pairs,
+    check_arguments,
     grads_in,
     variables_in,
     warn_of_references,
@@ -31,14 +30,14 @@ from ...graph.columns import (
 from ...graph.measuring import hook
 from ...planning.strategy import Strategy, strategy_from
 from ...training.attributes import unchanged
-from ...training.replicas import PeriodicComparison, broadcast, comparison, copies_by_name
+from ...training.replicas import PeriodicComparison, broadcast, comparison, replicas_by_name
 from ...training.towers import Pairs, ReplicatedVariables, Towers, Transform
 from ...training.update import check_optimizer, check_options, update_towers
 from .accumulation import with_ordered_accumulation
+from .baselines import reduced_by_baseline
 from .devices import creator_for_towers
 from .hosts import broadcast_to_hosts, creator_for_hosts
 from .names import with_missing_pairs
-from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
 _NOT_IN_FILES = ("transform", "cluster")
@@ -135,7 +134,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: an invalid or unknown option. A device that does not exist is an
                 error when training starts, before its session does.
         """
-        _check_names(unknown)
+        _check_arguments(unknown)
         check_options(
             average,
             update,
@@ -238,8 +237,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
-        copies = self._update_towers(optimizer, with_missing_pairs(rows))
-        callbacks = self._syncing(copies) if len(self.devices) > 1 else []
+        replicas = self._update_towers(optimizer, with_missing_pairs(rows))
+        callbacks = self._syncing(replicas) if len(self.devices) > 1 else []
         if self.cluster is None or self.cluster.size == 1:
             return callbacks
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
@@ -269,7 +268,7 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> ReplicatedVariables:
         towers = Towers(
-            checked_pairs(rows, self.devices),
+            rows,
             self.devices,
             self._average,
             self._strategy,
@@ -277,30 +276,31 @@ class HierarchicalTrainer(SingleCostTrainer):
             self._transform,
             # The state of all towers but the first is local, so that it is not saved.
             scope=lambda tower: override_to_local_variable(enable=tower > 0),
+            may_have_references=True,
         )
         if len(self.devices) > 1:
-            warn_of_references(variables_in(towers.rows[0]))
+            warn_of_references(variables_in(rows[0]))
         # A measurement may put another all-reduce in the place of ours.
-        peer = hook().peer("tensorpack", self._update)
-        if peer:
-            pairs = reduced_by_peer(peer, rows, self.devices, self._average)
+        baseline = hook().baseline("tensorpack", self._update)
+        if baseline:
+            pairs = reduced_by_baseline(baseline, rows, self.devices, self._average)
             towers = towers._replace(reduced=list(map(grads_in, pairs)))
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
-            op, copies = update_towers(self._update, optimizer, towers)
+            op, replicas = update_towers(self._update, optimizer, towers)
             self.train_op = tf.group(op, name="train_op")
-        return copies
+        return replicas
 
-    def _syncing(self, copies: ReplicatedVariables) -> List[Callback]:
+    def _syncing(self, replicas: ReplicatedVariables) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(copies_by_name(copies, self.devices), self.devices)
+            sync = broadcast(replicas_by_name(replicas, self.devices), self.devices)
         at_epochs = RunOp(
             sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
         )
         at_epochs.name_scope = "SyncVariables"
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
-        compare = comparison(copies, self.devices)
+        compare = comparison(replicas, self.devices)
         periodic = PeriodicComparison(compare, self._check_every, self.cluster)
         callbacks = [at_epochs, _CompareTowers(periodic)]
         if self._broadcast_every:
@@ -341,7 +341,7 @@ class _CompareTowers(Callback):
         self._comparison.after_step(self._steps, self.trainer.sess)
 
 
-def _check_names(unknown: Mapping[str, Any]) -> None:
+def _check_arguments(unknown: Mapping[str, Any]) -> None:
     """Raise a HierAllreduceError about an option that the trainer does not have."""
     for option, setting in unknown.items():
         theirs = f"HierarchicalTrainer({option}={setting!r}): the option is tensorpack's"
@@ -350,4 +350,4 @@ def _check_names(unknown: Mapping[str, Any]) -> None:
         if option == "mode":
             modes = "; ".join(f"for {mode!r} {advice}" for mode, advice in _MODES.items())
             raise HierAllreduceError(f"{theirs}; {_MODES.get(str(setting), modes)}")
-    check_names(unknown, "HierarchicalTrainer", [*_OPTIONS, *_NOT_IN_FILES])
+    check_arguments(unknown, "HierarchicalTrainer", [*_OPTIONS, *_NOT_IN_FILES])

@@ -1,7 +1,7 @@
 r"""Our all-reduce beside those of tensorpack and tf.distribute and a plain sum, on CPU devices.
 
-    .venv/bin/python benchmarks/peers.py --models resnet50,mobilenet_v2 \
-        --json peers.json --picture peers.png
+    .venv/bin/python benchmarks/cpu_devices.py --models resnet50,mobilenet_v2 \
+        --json cpu-devices.json --picture cpu-devices.png
 
 All contenders reduce the same gradients in one session. A round runs one step of each, in random
 order, so that other load on the machine affects all alike. A step ends when each device has each
@@ -164,7 +164,7 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
             start = time.perf_counter()
             try:
                 rows[name] = all_reduce(name)(grads, case.devices, case.average)
-            except Exception as error:  # a peer may raise anything
+            except Exception as error:  # a baseline may raise anything
                 failures[name] = f"{type(error).__name__}: {error}"
             builds[name] = time.perf_counter() - start
         ops = {name: _consumed(rows[name], case, live) for name in rows}
@@ -192,8 +192,8 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
     return results
 
 
-def best_peer(results: Sequence[Result]) -> Optional[Result]:
-    """Return the fastest peer whose results are right."""
+def best_baseline(results: Sequence[Result]) -> Optional[Result]:
+    """Return the fastest baseline whose results are right."""
     return min(
         (r for r in results if r.name != OURS and r.error is None),
         key=lambda r: r.step,
@@ -202,12 +202,12 @@ def best_peer(results: Sequence[Result]) -> Optional[Result]:
 
 
 def ours_of(results: Sequence[Result]) -> Optional[float]:
-    """Return our step divided by that of the best peer."""
-    ours, peer = (
+    """Return our step divided by that of the best baseline."""
+    ours, baseline = (
         next((r for r in results if r.name == OURS and r.error is None), None),
-        best_peer(results),
+        best_baseline(results),
     )
-    return None if ours is None or peer is None else ours.step / peer.step
+    return None if ours is None or baseline is None else ours.step / baseline.step
 
 
 # ---- tables and JSON -----------------------------------------------------------------------------
@@ -237,9 +237,9 @@ def text(case: Case, results: Sequence[Result], rounds: int) -> str:
         cells = (f"{result.step * 1e3:.1f}", f"{low:.1f}–{high:.1f}", ratio, f"{result.build:.2f}")
         rows.append((result.name, *cells))
     lines = [title(case, rounds), table(rows, all_right=True)]
-    ratio_to_best, peer = ours_of(results), best_peer(results)
-    if ratio_to_best is not None and peer is not None:
-        lines.append(f"ours ÷ the best peer ({peer.name}): {ratio_to_best:.2f}")
+    ratio_to_best, baseline = ours_of(results), best_baseline(results)
+    if ratio_to_best is not None and baseline is not None:
+        lines.append(f"ours ÷ the best baseline ({baseline.name}): {ratio_to_best:.2f}")
     return "\n".join(lines)
 
 
@@ -255,7 +255,7 @@ def as_dict(case: Case, results: Sequence[Result]) -> Dict[str, Any]:
         "live_bytes": case.live,
     }
     machine = {"tensorflow": tf.__version__, "cores": len(os.sched_getaffinity(0))}
-    return {**about, **machine, "ours_of_best_peer": ours_of(results), "contenders": contenders}
+    return {**about, **machine, "ours_of_best_baseline": ours_of(results), "contenders": contenders}
 
 
 def draw(cases: Sequence[Case], found: Sequence[Sequence[Result]], path: str) -> None:

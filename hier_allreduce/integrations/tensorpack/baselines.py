@@ -10,12 +10,12 @@ from ...graph.measuring import hook
 from ...training.towers import Pairs
 
 
-def reduced_by_peer(
-    peer: str, rows: Sequence[Pairs], devices: Sequence[Any], average: bool
+def reduced_by_baseline(
+    baseline: str, rows: Sequence[Pairs], devices: Sequence[Any], average: bool
 ) -> List[Pairs]:
-    """Return K×N pairs, reduced by the mode in a peer's name such as ``tensorpack-nccl``."""
+    """Return K×N pairs, reduced by the mode in a baseline's name such as ``tensorpack-nccl``."""
     grads, variables = utils.split_grad_list(rows)
-    mode = peer.split("-")[1]
+    mode = baseline.split("-")[1]
     packer = utils.GradientPacker(len(devices))
     if mode == "nccl":
         reduced = utils.allreduce_grads(grads, average=average)
