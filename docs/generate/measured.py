@@ -158,26 +158,29 @@ def anchors_table():
     return table(rows)
 
 
-def errors_sentence():
-    """Return a sentence about the errors of the anchors: how many are small, and what lacks."""
+def errors_table():
+    """Return how many anchors' errors are small, and a table of the milliseconds that lack."""
     found = anchoring.anchors([cell for run in runs() for cell in run["cells"]])
     if not found:
         return NOTHING_YET
     near = sum(abs(anchor.error) <= 0.25 for anchor in found)
-    lacking = {}  # ms by machine and pass, and by all-reduce
-    for anchor in found:
-        real_ms = statistics.median(anchor.real_ms)
-        by_name = lacking.setdefault((anchor.place.machine, anchor.place.pass_ms), {})
-        by_name.setdefault(anchor.name, []).append(real_ms - anchor.emulated_ms)
-    parts = []
-    for (machine, pass_ms), by_name in lacking.items():
-        words = [f"{name} {statistics.median(ms):+.1f}" for name, ms in by_name.items()]
-        of_pass = "" if pass_ms else " without a pass"
-        parts.append(f"on `{machine}`{of_pass} {', '.join(words)}")
-    return (
-        f"{near} of {len(found)} errors are at most 25 %. Real minus emulated, in ms, the median of"
-        f" the hosts: {'; '.join(parts)}."
+    columns = dict.fromkeys((anchor.place.machine, anchor.place.pass_ms) for anchor in found)
+    head = [f"`{machine}`" + ("" if pass_ms else ", no pass") for machine, pass_ms in columns]
+    rows = [["real minus emulated, ms", *head]]
+    for name in dict.fromkeys(anchor.name for anchor in found):
+        row = [name]
+        for column in columns:
+            lacking = [
+                statistics.median(anchor.real_ms) - anchor.emulated_ms
+                for anchor in found
+                if (anchor.place.machine, anchor.place.pass_ms, anchor.name) == (*column, name)
+            ]
+            row.append(f"{statistics.median(lacking):+.1f}" if lacking else "–")
+        rows.append(row)
+    sentence = (
+        f"{near} of {len(found)} errors are at most 25 %. In milliseconds, the median of the hosts:"
     )
+    return f"{sentence}\n\n{table(rows)}"
 
 
 # ---- sentences -----------------------------------------------------------------------------------
@@ -302,7 +305,7 @@ TABLES = {
     "short": short_table,
     "long": long_table,
     "anchors": anchors_table,
-    "errors": errors_sentence,
+    "errors": errors_table,
     "ratios": ratio_sentence,
     "sweep": sweep_sentence,
     "edges": edges_table,
