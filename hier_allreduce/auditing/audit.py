@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..compat import collected_graphs, tf1
@@ -226,13 +227,12 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
 def _prefix_of(scopes: Sequence[str], partitions: Sequence[Any]) -> Optional[str]:
     """Return the text before name scopes in a function's partitions; None if none is there."""
     prefixes = set()
-    for partition in partitions:
-        for node in partition.node:
-            for scope in scopes:
-                prefix, is_there, _ = node.name.partition(scope)
-                # The prefix ends a level, because a scope may be the end of a longer name.
-                if is_there and (not prefix or prefix.endswith("/")):
-                    prefixes.add(str(prefix))
+    for node in chain.from_iterable(partition.node for partition in partitions):
+        for scope in scopes:
+            prefix, is_there, _ = node.name.partition(scope)
+            # The prefix ends a level, because a scope may be the end of a longer name.
+            if is_there and (not prefix or prefix.endswith("/")):
+                prefixes.add(str(prefix))
     # Of adam/hier_allreduce/ another scope, hier_allreduce/, is the end: that prefix is too long.
     return min(prefixes, key=len, default=None)
 

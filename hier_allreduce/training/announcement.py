@@ -47,10 +47,11 @@ def announcement(optimizer: Any, update: Any, built_before: int) -> List[str]:
             # What the update did not build may be anything, such as the loss. Only constants are
             # compared, such as a rate.
             outside: Any = (tensor.dtype.name, str(tensor.shape))
-            if source.type == "Const":
+            is_const = source.type == "Const"
+            if is_const:
                 outside = _settings(source)
-                if tensor.dtype.is_floating and tensor.shape.ndims == 0:
-                    constants.add(float(tf.get_static_value(tensor)))
+            if is_const and tensor.dtype.is_floating and tensor.shape.ndims == 0:
+                constants.add(float(tf.get_static_value(tensor)))
             described.append((digest_by_op.get(source, outside), tensor.value_index))
         digest_by_op[op] = hashlib.sha256(repr(described).encode()).hexdigest()
     if constants:

@@ -89,17 +89,12 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
                     f" give every tower a copy; {VAR_LIST_ADVICE}"
                 )
             # Replicas are known by their place, so that another order would mix up two variables.
-            earlier_replicas = id_to_column.get(id(var)) or id_to_column.get(id(on_tower_0))
-            if (
-                earlier_replicas
-                and not fault
-                and (earlier_replicas[0] is not on_tower_0 or earlier_replicas[tower] is not var)
-            ):
+            known = id_to_column.get(id(var)) or id_to_column.get(id(on_tower_0))
+            if known and not fault and (known[0] is not on_tower_0 or known[tower] is not var):
                 fault = (
                     f"it is listed as a copy of {on_tower_0.op.name!r}, but in an earlier"
-                    f" apply_gradients {earlier_replicas[tower].op.name!r} was the copy of"
-                    f" {earlier_replicas[0].op.name!r}; list the variables in one order on every"
-                    " tower"
+                    f" apply_gradients {known[tower].op.name!r} was the copy of"
+                    f" {known[0].op.name!r}; list the variables in one order on every tower"
                 )
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")

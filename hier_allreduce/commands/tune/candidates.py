@@ -138,14 +138,12 @@ def candidates_for(
     of_front_end = BASELINES[facts.front_end]
     baselines = [name for name in only if name in ALL_BASELINES] if only else of_front_end
     for baseline in sorted(baselines, key=lambda baseline: baseline != _as_it_was(facts)):
+        lacks_towers = baseline == "tensorpack-hierarchical" and facts.towers != 8
         reasons = (
             (baseline not in of_front_end, f"the program's front end is {facts.front_end}"),
             (facts.update != "replicated", f"it has no equal of update={facts.update!r}"),
             ("nccl" in baseline.lower() and not facts.gpus, "NCCL needs GPUs"),
-            (
-                baseline == "tensorpack-hierarchical" and facts.towers != 8,
-                f"it needs 8 towers, and there are {facts.towers}",
-            ),
+            (lacks_towers, f"it needs 8 towers, and there are {facts.towers}"),
         )
         why_not = next((reason for holds, reason in reasons if holds), "")
         if why_not:
