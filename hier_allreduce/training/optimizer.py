@@ -21,6 +21,7 @@ from .replicas import (
     broadcast,
     comparison,
     distinct,
+    of_model_and_own,
     replicas_by_name,
     replicas_of_model,
 )
@@ -248,12 +249,12 @@ class TowerOptimizer:
         """
         drift: Drift = self._op(comparison)(session)
         # What is not compared is named, because the user may count on it.
-        of_model = set(map(id, chain(*self._replicas(replicas_of_model))))
+        with self._graph.as_default():
+            of_model, own = of_model_and_own(self._updated, self.devices)
+        ids = set(map(id, chain(*of_model)))
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-        alone = [var.op.name for var in trainable if id(var) not in of_model]
-        with_replicas = self._replicas(replicas_by_name)[0] if len(self.devices) > 1 else []
-        own = [var.op.name for var in with_replicas if id(var) not in of_model]
-        return drift._replace(alone=tuple(alone), own=tuple(own))
+        alone = tuple(var.op.name for var in trainable if id(var) not in ids)
+        return drift._replace(alone=alone, own=own)
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.

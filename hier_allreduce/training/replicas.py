@@ -81,12 +81,19 @@ def replicas_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> Repl
 
 
 def replicas_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return those :func:`replicas_by_name` that belong to the model, and not to a tower alone.
+    """Return those :func:`replicas_by_name` that belong to the model, and not to a tower alone."""
+    return of_model_and_own(known, devices)[0]
 
-    These are trained variables and what is named after them, such as slots; variables in the
-    collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``; and
-    the averages of batch normalization. Others in a tower's scope are its own: its share of the
-    data, the state of its recurrent layers.
+
+def of_model_and_own(
+    known: ReplicatedVariables, devices: Sequence[Any]
+) -> Tuple[ReplicatedVariables, Tuple[str, ...]]:
+    """Return the replicas that belong to the model, and the names of those of a tower alone.
+
+    To the model belong trained variables and what is named after them, such as slots; variables in
+    the collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``;
+    and the averages of batch normalization. Others in a tower's scope are its own: its share of the
+    data, the state of its recurrent layers. A lone tower has none that another one could lack.
     """
     in_model: Set[int] = set()
     keys = tf1.GraphKeys
@@ -104,17 +111,26 @@ def replicas_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> Rep
         return any("/".join(levels[start:end]) in names_of_known for start, end in paths)
 
     # Towers may rightly differ in variables that do not belong to the model, so these stay.
-    columns = list(zip(*replicas_by_name(known, devices)))
-    own = [column[0].op.name for column in columns if not is_of_model(column[0])]
-    if own and len(devices) > 1:
-        listed = ", ".join(map(repr, own[:3])) + (", …" if own[3:] else "")
+    kept = []
+    own = []
+    for column in zip(*replicas_by_name(known, devices)):
+        if is_of_model(column[0]):
+            kept.append(column)
+        elif len(devices) > 1:
+            own.append(column[0].op.name)
+    if own:
         log_once(
-            f"not copied from tower 0 to the others, because each tower may have its own: {listed};"
+            "not copied from tower 0 to the others, because each tower may have its own:"
+            f" {_first_of(own)};"
             " tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.MODEL_VARIABLES, variable)"
             " makes it one of the model"
         )
-    kept = [column for column in columns if is_of_model(column[0])]
-    return [list(variables) for variables in zip(*kept)]
+    return [list(variables) for variables in zip(*kept)], tuple(own)
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Return the first three names for a message, which should not become long."""
+    return ", ".join(map(repr, names[:3])) + (", …" if names[3:] else "")
 
 
 _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K rows of names
@@ -254,8 +270,8 @@ class Drift(NamedTuple):
             listed = ", ".join(map(repr, self.alone))
             sentence += f"; not on every tower, and so not compared: {listed}"
         if self.own:
-            listed = ", ".join(map(repr, self.own[:3])) + (", …" if self.own[3:] else "")
-            sentence += f"; not compared, because each tower may have its own: {listed}"
+            own = _first_of(self.own)
+            sentence += f"; not compared, because each tower may have its own: {own}"
         return sentence
 
 

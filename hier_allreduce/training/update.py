@@ -145,13 +145,11 @@ def update_towers(
 
     # Choose the update. One tower needs none but once, because it has nothing to keep equal.
     reason = ""
-    if len(towers.devices) == 1:
-        update = "once"
-    elif update != "once":
+    if update != "once" and len(towers.devices) > 1:
         reason = why_once(optimizer, towers)
         if update == "replicated":
             reason = reason or why_not_replicated(optimizer, towers)
-    if reason:
+    if reason or len(towers.devices) == 1:
         update = "once"
     # A front end may let reference variables be, but not where new values of them are copied.
     are_copied = update != "replicated" and len(towers.devices) > 1
@@ -162,6 +160,7 @@ def update_towers(
             f"{reason}: tower 0 updates, and its new values are copied to the others"
             " (update='once')"
         )
+
     # Update, and count the step. Once, the optimizer itself counts, as on one device.
     built_before = len(tf1.get_default_graph().get_operations())
     if update == "once":

@@ -21,12 +21,7 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
 from ...graph import device_strings
-from ...graph.columns import (
-    check_arguments,
-    grads_in,
-    variables_in,
-    warn_of_references,
-)
+from ...graph.columns import check_arguments, grads_in, variables_in, warn_of_references
 from ...graph.measuring import hook
 from ...planning.strategy import Strategy, strategy_from
 from ...training.attributes import unchanged
