@@ -100,7 +100,8 @@ void Call::run(Work work) {
     if (kernels_ == 0) return;
     bool is_of_the_model = def.op() == "Maximum" && absl::StrContains(def.name(), "_burn_");
     launch(stream_, launches_, is_of_the_model ? host_seconds() : 0);
-    return queue_kernel_time(stream_, seconds(), memory_seconds(), def.op() + " " + def.name());
+    double memory = memory_seconds();
+    return queue_kernel_time(stream_, seconds(memory), memory, def.op() + " " + def.name());
   }
   // TensorFlow's allocator hands memory out again, with an old value that may look right: so an
   // output is NaN from the kernel's turn on until the kernel has run.
@@ -126,11 +127,11 @@ void Call::wait() const {
 
 // Of a kernel in timed mode: `…burn_270.5…` in its name says 270.5 µs. Others take the time of a
 // launch and of their bytes.
-double Call::seconds() const {
+double Call::seconds(double memory) const {
   size_t at = def.name().find("burn_");
   if (at != std::string::npos) return std::atof(def.name().c_str() + at + 5) * 1e-6;
   static const double launch = number_option("KERNEL_US", 8) * 1e-6;
-  return kernels_ * launch + memory_seconds();
+  return kernels_ * launch + memory;
 }
 
 double Call::memory_seconds() const {
