@@ -140,27 +140,19 @@ def ratio_words(ratio, cells, digits):
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
+def published_anchors():
+    """Return the published emulated steps that a real chip has timed, too."""
+    return anchoring.anchors([cell for run in runs() for cell in run["cells"]])
+
+
 def anchors_table():
     """Return the table of steps that a real chip timed, beside the emulated ones."""
-    cells = [cell for run in runs() for cell in run["cells"]]
-    measured = {(anchor.place, anchor.name): anchor for anchor in anchoring.anchors(cells)}
-    rows = [["exposed, ms", "GPUs", "pass, ms", "host", "real", "emulated", "error"]]
-    for place, medians in sorted(anchoring.real_medians().items()):
-        for name, values in medians.items():
-            real = f"{statistics.median(values):.1f}"
-            real += f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
-            anchor = measured.get((place, name))
-            emulated = (
-                [f"{anchor.emulated_ms:.1f}", f"{anchor.error:+.0%}"] if anchor else ["–"] * 2
-            )
-            where = [f"`{place.machine}`", f"{place.pass_ms:g}", f"{place.host:g}"]
-            rows.append([name, *where, real, *emulated])
-    return table(rows)
+    return table(anchoring.rows_of(published_anchors()))
 
 
 def errors_table():
     """Return how many anchors' errors are small, and a table of the milliseconds that lack."""
-    found = anchoring.anchors([cell for run in runs() for cell in run["cells"]])
+    found = published_anchors()
     if not found:
         return NOTHING_YET
     near = sum(abs(anchor.error) <= 0.25 for anchor in found)
@@ -236,24 +228,25 @@ def sweep_sentence():
 def edges_table():
     """Return the table of one group and of two, with and without control edges."""
     names = ("flat/4", "flat/4 without edges", "hierarchical/4", "hierarchical/4 without edges")
-    return side_by_side(cells_in("sweep/edges.json"), {name: name for name in names})
+    return side_by_side(cells_in("sweep/edges.json"), names)
 
 
 def groups_table():
     """Return the table of one group, two groups for the copies back, and two groups for all."""
     names = ("flat/4", CHOICE_OF_8, "hierarchical/4")
-    return side_by_side(cells_in("sweep/copies-back.json"), {name: name for name in names})
+    return side_by_side(cells_in("sweep/copies-back.json"), names)
 
 
 def updates_table():
     """Return the table of a TowerOptimizer's updates: the all-reduce and all copies of a step."""
-    return side_by_side(cells_in("updates/*.json"), {f"update={name}": name for name in UPDATES})
+    names = [f"update={update}" for update in UPDATES]
+    return side_by_side(cells_in("updates/*.json"), names, UPDATES)
 
 
 def embeddings_table():
     """Return the table of an embedding whose rows are more bytes than the table itself."""
     names = ("ours rows", "ours dense", "tensorpack", "tensorpack gpu")
-    return side_by_side(cells_in("embeddings/word_embeddings.json"), {name: name for name in names})
+    return side_by_side(cells_in("embeddings/word_embeddings.json"), names)
 
 
 def dlrm_table():
@@ -265,17 +258,20 @@ def dlrm_table():
             cells_in("embeddings/dlrm.json"), cells_in("embeddings/dlrm-at-8a0c356.json")
         )
     ]
-    return side_by_side(cells, {OURS: "ours", before: before})
+    return side_by_side(cells, (OURS, before))
 
 
-def side_by_side(cells, column_by_name):
-    """Return a table with a row for each machine and pass, and a number for each host's share."""
-    rows = [["emulated: exposed, ms", "pass, ms", *column_by_name.values()]]
+def side_by_side(cells, names, titles=None):
+    """Return a table with a row for each machine and pass, and a number for each host's share.
+
+    All-reduces have columns of their names, or of other titles.
+    """
+    rows = [["emulated: exposed, ms", "pass, ms", *(titles or names)]]
     cells_by_place = {}
     for cell in cells:
         cells_by_place.setdefault((cell["machine"], cell["pass_ms"]), []).append(cell)
     for (machine, pass_ms), of_place in cells_by_place.items():
-        exposures = [exposed(of_place, name) for name in column_by_name]
+        exposures = [exposed(of_place, name) for name in names]
         rows.append([f"`{machine}`", f"{pass_ms:g}", *exposures])
     return table(rows)
 
