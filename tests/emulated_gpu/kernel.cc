@@ -98,7 +98,7 @@ void Call::run(Work work) {
   if (computes_on_host_) return work();
   if (is_timed()) {
     if (kernels_ == 0) return;
-    bool is_of_the_model = def.op() == "Maximum" && absl::StrContains(def.name(), "_burn_");
+    bool is_of_the_model = def.op() == "Maximum" && named_seconds() >= 0;
     launch(stream_, launches_, is_of_the_model ? host_seconds() : 0);
     double memory = memory_seconds();
     return queue_kernel_time(stream_, seconds(memory), memory, def.op() + " " + def.name());
@@ -125,17 +125,23 @@ void Call::wait() const {
   if (!computes_on_host_) wait_for(stream_);
 }
 
-// Of a kernel in timed mode: `…burn_270.5…` in its name says 270.5 µs. Others take the time of a
-// launch and of their bytes.
+// The time of a kernel in timed mode, if its name has it: `…burn_270.5…` says 270.5 µs; else -1.
+// Scopes do not count, because an all-reduce may name its ops after gradients.
+double Call::named_seconds() const {
+  std::string own = def.name().substr(def.name().rfind('/') + 1);
+  size_t at = own.find("burn_");
+  return at == std::string::npos ? -1 : std::atof(own.c_str() + at + 5) * 1e-6;
+}
+
+// Other kernels take the time of their launches and of their bytes.
 double Call::seconds(double memory) const {
-  size_t at = def.name().find("burn_");
-  if (at != std::string::npos) return std::atof(def.name().c_str() + at + 5) * 1e-6;
+  if (named_seconds() >= 0) return named_seconds();
   static const double launch = number_option("KERNEL_US", 8) * 1e-6;
   return kernels_ * launch + memory;
 }
 
 double Call::memory_seconds() const {
-  if (absl::StrContains(def.name(), "burn_")) return 0;
+  if (named_seconds() >= 0) return 0;
   double bytes = 0;
   for (int i = 0; i < context->num_inputs(); ++i) {
     if (context->input_memory_type(i) == tensorflow::HOST_MEMORY) continue;

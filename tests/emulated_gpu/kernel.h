@@ -123,6 +123,7 @@ class Call {
   int kernels_ = 1;
   double launches_ = 1;  // of a usual kernel's price on the host
 
+  double named_seconds() const;
   double seconds(double memory) const;
   double memory_seconds() const;
 };
