@@ -283,6 +283,7 @@ void write_counters() {
 struct Span {
   int device;
   std::string what;
+  const void* source;  // of a copy; of a kernel null
   Time queued;
   Time begin;
   Time end;
@@ -298,11 +299,11 @@ Trace& trace() {
   return all;
 }
 
-void note_span(int device, const std::string& what, Time begin, Time end) {
+void note_span(int device, const std::string& what, const void* source, Time begin, Time end) {
   static const bool is_on = text_option("TRACE") != nullptr;
   if (!is_on) return;
   std::lock_guard<std::mutex> lock(trace().mutex);
-  trace().spans.push_back({device, what, queued_time, begin, end});
+  trace().spans.push_back({device, what, source, queued_time, begin, end});
 }
 
 double seconds_since_boot(Time time) {
@@ -314,10 +315,11 @@ void write_trace() {
   if (!path) return;
   std::ofstream file(path);
   file.precision(7);
-  file << std::fixed << "device\twhat\tqueued\tbegin\tend\n";
+  file << std::fixed << "device\twhat\tsource\tqueued\tbegin\tend\n";
   std::lock_guard<std::mutex> lock(trace().mutex);
   for (const Span& span : trace().spans) {
     file << span.device << "\t" << span.what;
+    file << "\t" << reinterpret_cast<uintptr_t>(span.source);
     for (Time time : {span.queued, span.begin, span.end}) file << "\t" << seconds_since_boot(time);
     file << "\n";
   }
@@ -458,7 +460,7 @@ void end_copy_on_chip(Clock::duration copying) {
 }
 
 // Blocks the stream's thread for the time of the copy, if the machine's file has this link.
-void pass_link(int from, int to, uint64_t size) {
+void pass_link(int from, int to, uint64_t size, const void* source) {
   static const Links& links = *new Links(read_links());
   static std::mutex mutex;
   static auto& free_at = *new std::map<int, Time>;  // by resource
@@ -478,7 +480,7 @@ void pass_link(int from, int to, uint64_t size) {
   bool is_between_gpus = from != HOST && to != HOST;
   if (chip_seconds() > 0 && is_between_gpus) end_copy_on_chip(scaled(size / link.rate));
   std::string what = "copy " + place(from) + ">" + place(to) + " " + std::to_string(size);
-  note_span(from, what, begin, stream_time);
+  note_span(from, what, source, begin, stream_time);
 }
 
 // ---- Copies ----
@@ -491,7 +493,7 @@ bool is_copied(int from, int to, uint64_t size) {
 }
 
 void copy(void* to, int receiver, const void* from, int sender, uint64_t size) {
-  if (sender != receiver) pass_link(sender, receiver, size);
+  if (sender != receiver) pass_link(sender, receiver, size, from);
   if (is_copied(sender, receiver, size)) std::memcpy(to, from, size);
   std::lock_guard<std::mutex> lock(counters().mutex);
   Copies& copies = counters().copies[{sender, receiver}];
@@ -818,7 +820,7 @@ void queue_kernel_time(SP_Stream stream, double seconds, double memory_seconds,
       stream_time += Clock::duration(memory_time() - busy_before);
       sleep_until(stream_time);
     }
-    note_span(device, what, begin, stream_time);
+    note_span(device, what, nullptr, begin, stream_time);
   });
 }
 

@@ -58,6 +58,8 @@ for device in ("/gpu:0", "/gpu:1"):
         results += tf.split(second[:10], 5, name="pieces")
     with tf.device("/gpu:2"):
         results.append(tf.square(second, name="read"))
+        with tf1.name_scope("scope_burn_1"):
+            results.append(tf.tanh(second, name="read"))
 with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=8)) as session:
     session.run(tf1.global_variables_initializer())
     session.run(results)
@@ -90,7 +92,7 @@ def trace(tmp_path_factory):
     lines = (folder / "trace").read_text().splitlines()[1:]
     spans = {}
     for line in lines:
-        _, what, *times = line.split("\t")
+        _, what, _, *times = line.split("\t")
         spans[what] = [float(time) / SCALE for time in times]
     return spans
 
@@ -111,6 +113,7 @@ def test_a_kernel_takes_the_time_in_its_name(trace):
 
 def test_other_kernels_take_a_launch_and_their_bytes(trace):
     assert seconds(trace["Square read"]) == took(8 + 80)
+    assert seconds(trace["Tanh scope_burn_1/read"]) == took(8 + 80)
 
 
 def test_a_copy_takes_the_time_of_its_link(trace):

@@ -1,9 +1,9 @@
 """The emulated GPUs' trace as CUPTI would write it: streams of kernels and copies in a RunMetadata.
 
 TensorFlow gets no streams from these devices. Their own trace (``plugin.environment(trace=…)``)
-knows kernels by op, and copies by pair of devices and size. The partition graphs know which tensors
-cross between a pair. A copy is that of a tensor that had been made when it was queued, and that is
-read after it; of several such tensors, it is the one that is read first.
+knows kernels by op, and copies by pair of devices, size and source. The step's own statistics know
+the tensors that cross, and in which memory each was made. Of tensors that were in the same memory
+one after another, the one that is read first came first.
 """
 
 from collections import defaultdict
@@ -14,10 +14,15 @@ import tensorflow as tf
 
 
 class Tensor(NamedTuple):
-    """A tensor that crosses, by its ``_Send``. Times are µs of the system's clock."""
+    """A tensor that crosses, by its ``_Send``.
+
+    Attributes:
+        memory: the addresses in which it lies, perhaps with others.
+        read: when it is read, in µs of the system's clock.
+    """
 
     send: str
-    made: float
+    memory: range
     read: float
 
 
@@ -26,6 +31,7 @@ class Span(NamedTuple):
 
     gpu: int
     what: str  # "AddN hier_allreduce/v0/sum", or "copy 0>2 40000000"
+    source: int  # the address of a copy's
     queued: float
     begin: float
     end: float
@@ -45,9 +51,9 @@ def spans_in(path: Path) -> List[Span]:
     """Return all kernels and copies in the file of a trace."""
     spans = []
     for line in path.read_text("utf-8").splitlines()[1:]:
-        gpu, what, *times = line.split("\t")
+        gpu, what, source, *times = line.split("\t")
         queued, begin, end = map(float, times)
-        spans.append(Span(int(gpu), what, queued, begin, end))
+        spans.append(Span(int(gpu), what, int(source), queued, begin, end))
     return spans
 
 
@@ -73,11 +79,10 @@ def add_streams(metadata: Any, spans: List[Span], ahead: float) -> None:
         if span.copy is None:
             op, name = span.what.split(" ", 1)
             _add(metadata, span, "13", f"{name}:{op}", "", ahead)
-        elif tensors[span.copy]:
+        else:
             crossing = tensors[span.copy]
-            queued = 1e6 * (span.queued + ahead)
-            made = [tensor for tensor in crossing if tensor.made <= queued]
-            tensor = min(made or crossing, key=lambda tensor: tensor.read)
+            here = [tensor for tensor in crossing if span.source in tensor.memory]
+            tensor = min(here, key=lambda tensor: tensor.read)
             crossing.remove(tensor)
             label = f"MemcpyP2P size:{span.copy[2]}"
             _add(metadata, span, "16<MemcpyP2P>", f"{tensor.send}:_Send", label, ahead)
@@ -116,12 +121,11 @@ def _tensors(metadata: Any, nodes: Dict[str, Any]) -> Dict[Tuple[int, int, int],
             ends = _key(node)[:2]
             if source in nodes and all(b"GPU:" in end for end in ends):
                 slot = int((*node.input[0].split(":"), "0")[1])
-                made = nodes[source].all_start_micros + nodes[source].op_start_rel_micros
                 reading = [nodes[name] for name in readers[received[_key(node)]] if name in nodes]
                 read = min((stats.scheduled_micros for stats in reading), default=float("inf"))
                 src, dst = (int(end.decode().rpartition(":")[2]) for end in ends)
-                size = _bytes(nodes[source], slot)
-                tensors[src, dst, size].append(Tensor(node.name, made, read))
+                size, memory = _made(nodes[source], slot)
+                tensors[src, dst, size].append(Tensor(node.name, memory, read))
     return tensors
 
 
@@ -131,12 +135,11 @@ def _key(node: Any) -> Tuple[bytes, bytes, bytes]:
     return send, receive, tensor
 
 
-def _bytes(stats: Any, slot: int) -> int:
-    """Return the size of a result; 0 if it is not known."""
-    for output in stats.output:
-        if output.slot == slot:
-            size = tf.as_dtype(output.tensor_description.dtype).size
-            for dimension in output.tensor_description.shape.dim:
-                size *= dimension.size
-            return int(size)
-    return 0
+def _made(stats: Any, slot: int) -> Tuple[int, range]:
+    """Return the bytes of a result, and the addresses of the memory that was allocated for it."""
+    description = next(output for output in stats.output if output.slot == slot).tensor_description
+    size = tf.as_dtype(description.dtype).size
+    for dimension in description.shape.dim:
+        size *= dimension.size
+    memory = description.allocation_description
+    return int(size), range(memory.ptr, memory.ptr + max(size, memory.allocated_bytes))
