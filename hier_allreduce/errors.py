@@ -7,7 +7,8 @@
     └── AuditError        stop training: TensorFlow executed something other than the plan
 
 The classes differ in the next step of the program. ``except HierAllreduceError`` catches all of
-them; invalid input raises it before the first op is added. ``ClusterError`` and ``AuditError`` are
+them; invalid input raises it before the first op is added, unless only the user's own ``transform``
+or ``apply_gradients`` can show it. ``ClusterError`` and ``AuditError`` are
 also ``RuntimeError``, because a correct program can meet them. None is a ``ValueError``: an
 ``except ValueError`` around the parsing of data must not hide them, nor must one inside TensorFlow
 or Keras.

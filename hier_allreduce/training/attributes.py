@@ -7,6 +7,7 @@ for that of the whole batch.
 from __future__ import annotations
 
 import contextlib
+from collections import abc
 from typing import Any, Iterator, Set
 
 import numpy as np
@@ -34,16 +35,16 @@ def attributes_of(state: Any, seen: Set[int]) -> Any:
     if isinstance(state, np.ndarray):
         return state.dtype.str, state.shape, state.tobytes()
     # Objects that hold others are noted before these are read, because they may hold each other.
-    if isinstance(state, (dict, list, tuple, set, frozenset, tf1.train.Optimizer)):
+    if isinstance(state, (dict, abc.Sequence, abc.Set, tf1.train.Optimizer)):
         seen.add(id(state))
     if isinstance(state, tf1.train.Optimizer):
         return attributes_of(vars(state), seen)
     if isinstance(state, dict):
         return [(attributes_of(key, seen), attributes_of(state[key], seen)) for key in state]
-    if isinstance(state, (list, tuple)):
+    if isinstance(state, abc.Sequence):
         return [attributes_of(member, seen) for member in state]
     # Members of a set are known by their ids, because a set has no order in which to compare them.
-    if isinstance(state, (set, frozenset)):
+    if isinstance(state, abc.Set):
         return sorted(map(id, state))
     return _Same(state)
 

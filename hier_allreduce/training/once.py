@@ -46,8 +46,8 @@ def update_once(
     """
     variables = towers.variables
     check_slots(optimizer, dict(enumerate(variables[0])), 0, towers.devices)
-    reads = Reads(towers.grads)
     grads = towers.reduce_on(0)
+    reads = towers.reads([grads])
     graph = tf1.get_default_graph()
     made_before = len(graph.get_operations())
     # Arguments may list any tower's variables, because a program knows all of them.
@@ -89,7 +89,7 @@ def _copy_new_values(
     added: Set[Any],
     reads: Reads,
 ) -> List[Any]:
-    """Return ops that copy each variable that ``added`` ops wrote, as soon as the last has run."""
+    """Return ops that copy each variable that ``added`` ops wrote, once the last has run."""
     # One tower has the new values already.
     if len(towers.devices) == 1:
         return []

@@ -197,7 +197,8 @@ class TowerOptimizer:
         # TensorFlow would name an unknown argument only, and not those that the optimizer has.
         parameters = inspect.signature(self._optimizer.apply_gradients).parameters
         takes_all = any(known.kind is known.VAR_KEYWORD for known in parameters.values())
-        for argument in arguments if not takes_all else ():
+        given = [*arguments, *(["global_step"] if global_step is not None else [])]
+        for argument in given if not takes_all else ():
             if argument not in parameters:
                 raise HierAllreduceError(
                     f"{type(self._optimizer).__name__}.apply_gradients has no argument"
@@ -216,7 +217,7 @@ class TowerOptimizer:
             self._ops = {}
         # Several calls may update one variable, whose replicas count once.
         self._updated = distinct([[*before, *new] for before, new in zip(earlier, replicas)])
-        started = _assert_started() if len(self.devices) > 1 else tf.no_op()
+        started = _assert_started(self.devices) if len(self.devices) > 1 else tf.no_op()
         return tf.group(op, started, name=name or "train_op")
 
     @property
@@ -331,14 +332,14 @@ def _start(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return the op that copies tower 0's variables, and notes that it has run."""
     # The note comes after the copies, so that no step trains in between.
     with tf.control_dependencies([broadcast(replicas, devices)]), tf1.device("/cpu:0"):
-        return tf.raw_ops.AssignVariableOp(resource=_started(), value=tf.constant(True))
+        return tf.raw_ops.AssignVariableOp(resource=_started(devices), value=tf.constant(True))
 
 
-def _assert_started() -> Any:
+def _assert_started(devices: Sequence[Any]) -> Any:
     with tf1.device("/cpu:0"):
         return tf.raw_ops.Assert(
             name="hier_allreduce/towers_are_equal",
-            condition=tf.raw_ops.VarIsInitializedOp(resource=_started()),
+            condition=tf.raw_ops.VarIsInitializedOp(resource=_started(devices)),
             data=[
                 "hier_allreduce: the towers have not been made equal in this session. Run the"
                 " init_op of the TowerOptimizer after the variables' initializers, or after a"
@@ -347,8 +348,10 @@ def _assert_started() -> Any:
         )
 
 
-def _started() -> Any:
-    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=_STARTED)
+def _started(devices: Sequence[Any]) -> Any:
+    # There is one for each list of devices, because init_op copies the variables of one list.
+    name = f"{_STARTED}_on_{','.join(map(str, devices))}"
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=name)
 
 
 class _Hook(tf1.train.SessionRunHook):

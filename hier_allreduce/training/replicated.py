@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ..compat import outer_graph, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
-from .reads import Reads
 from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
 
 _train = tf1.train
@@ -76,18 +75,20 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
 
     Returns the op, and the replicas: the variables, and the state that belongs to them.
     """
-    reads = Reads(towers.grads)
     variables = towers.variables
     # Slots are checked before the first op, so that an error leaves the graph as it was.
     for tower, variables_there in enumerate(variables):
         check_slots(optimizer, dict(enumerate(variables_there)), tower, towers.devices)
     reduced = towers.reduce()
+    reads = towers.reads(reduced)
     graph = tf1.get_default_graph()
     # Rates that a callable or a variable gives are read once, because all towers need one value.
     rates = {}
     with tf1.device(towers.devices[0]):
         for attribute, rate in vars(optimizer).items():
-            if callable(rate) or isinstance(rate, tf.Variable):
+            # Other attributes are the user's, because TensorFlow's own begin so.
+            is_rate = attribute.startswith("_")
+            if is_rate and (callable(rate) or isinstance(rate, tf.Variable)):
                 rates[attribute] = tf.convert_to_tensor(rate() if callable(rate) else rate)
     ops: List[Any] = []
     replicas: ReplicatedVariables = []

@@ -22,7 +22,6 @@ from ..graph import copy_from_roots
 from ..graph.layout import Layout
 from ..graph.names import where
 from ..planning.chunks import Load
-from .reads import Reads
 from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
 
 
@@ -33,7 +32,8 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     replicas: the variables.
 
     Raises:
-        HierAllreduceError: a variable is in its row twice, or has slots on another tower.
+        HierAllreduceError: a variable is in its row twice, or has slots on another tower; or the
+            transform gives one a gradient that has none on any tower.
     """
     variables = towers.variables
     _check_each_is_once(towers)
@@ -48,8 +48,9 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
         check_slots(optimizer, {n: named[n]}, root, towers.devices)
     shards.add(layout, load)
 
-    reads = Reads(towers.grads)
     reduced = towers.reduce_to_roots(layout)
+    _check_have_roots(reduced, roots, towers)
+    reads = towers.reads(reduced)
     graph = tf1.get_default_graph()
     made_before = len(graph.get_operations())
     pairs = [(reduced[root][n], named[n]) for n, root in sorted(roots.items())]
@@ -61,7 +62,7 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     reads.hold_writes(on_roots, added)
     warn_of_moved_updates(optimizer, on_roots, added)
 
-    # A value leaves its root as soon as it is written: it waits for no update of another variable.
+    # A value leaves its root once it is written, with the others of its chunk.
     new_values: List[Any] = [None] * len(layout.columns)
     for n, root in roots.items():
         new_values[n] = reads.new_value(variables[root][n], towers.devices[root], added, [updated])
@@ -85,6 +86,21 @@ def _check_each_is_once(towers: Towers) -> None:
                     f"{where(tower, towers.devices, n, names)}: the variable is in this row twice,"
                     " and two roots would update it; add up its gradients, or use"
                     " update='replicated'"
+                )
+
+
+def _check_have_roots(
+    reduced: Sequence[Sequence[Any]], roots: Dict[int, int], towers: Towers
+) -> None:
+    """Check that each variable whose gradient a transform returned has a root to update it."""
+    for tower, grads in enumerate(reduced):
+        names = [var.op.name for var in towers.variables[tower]]
+        for n, grad in enumerate(grads):
+            if grad is not None and n not in roots:
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n, names)}: transform returned a gradient, but"
+                    " no tower has one to reduce, so the variable has no root that would update it;"
+                    " return None for it, or use update='replicated'"
                 )
 
 

@@ -23,13 +23,13 @@ import tensorflow as tf
 from ..compat import has_gpu_kernel, tf1
 from ..errors import HierAllreduceError
 from ..graph import add_ops, checked_layout, sums_on, sums_only
-from ..graph.columns import dtype_of, fits, grads_in, static_shape, variables_in
+from ..graph.columns import dtype_of, fits, grads_in, variables_in
 from ..graph.devices import device_fields
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning.chunks import Load
 from ..planning.strategy import Strategy
-from .reads import writers_of
+from .reads import Reads, writers_of
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -106,6 +106,11 @@ class Towers(NamedTuple):
             return self.reduce(layout)
         return list(add_ops(sums_only(layout), "reduce_to_roots"))
 
+    def reads(self, reduced: Sequence[Sequence[Any]]) -> Reads:
+        """Return the reads of variables by the gradients, and by what made the ``reduced`` rows."""
+        # Sums read no variable, but a transform may: weight decay does, for one.
+        return Reads([*self.grads, *(reduced if self.transform is not None else ())])
+
     def _transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
         if self.transform is None:
@@ -120,13 +125,12 @@ class Towers(NamedTuple):
                 f" and must return as many, in the same order, not {transformed!r}"
             )
         names = [var.op.name for _, var in self.rows[tower]]
-        for n, (grad, before) in enumerate(zip(grads, reduced)):
-            if grad is None or before is None:
-                continue
-            if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)) or not fits(grad, before):
+        for n, (grad, (_, var)) in enumerate(zip(grads, self.rows[tower])):
+            is_grad = isinstance(grad, (tf.Tensor, tf.IndexedSlices))
+            if grad is not None and not (is_grad and fits(grad, var)):
                 raise HierAllreduceError(
                     f"{where(tower, self.devices, n, names)}: transform returned {grad!r} for a"
-                    f" gradient of {dtype_of(before)} {static_shape(before)}"
+                    f" variable of {dtype_of(var)} {var.shape}"
                 )
         return grads
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import is_resource, tf1
+from ..compat import in_current_graph, is_resource, tf1
 from ..configs import is_whole_number
 from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, fits, static_shape
@@ -70,6 +70,13 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
     for column in zip(*earlier):
         id_to_column.update({id(var): column for var in column})
     for tower, pairs in enumerate(rows):
+        for n, (_, var) in enumerate(pairs):
+            if not in_current_graph(var.handle if is_resource(var) else var.op.outputs[0]):
+                raise HierAllreduceError(
+                    f"{where(tower, devices, n)}: {var.name!r} does not belong to the graph that is"
+                    " being built; create the variables inside `with graph.as_default():`, where"
+                    " the towers are"
+                )
         names = [var.op.name for _, var in pairs]
         for n, (grad, var) in enumerate(pairs):
             on_tower_0 = rows[0][n][1]

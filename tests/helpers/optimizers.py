@@ -1,5 +1,6 @@
 """Optimizers as users write them: with state beside slots, wrapped, clipping, choosing by name."""
 
+import collections
 import functools
 import re
 import sys
@@ -84,6 +85,18 @@ class KeepsNorms(tf.compat.v1.train.GradientDescentOptimizer):
         pairs = super().compute_gradients(*args, **kwargs)
         self.norms["of"] += [tf.norm(grad) for grad, _ in pairs]
         return pairs
+
+
+class KeepsLosses(tf.compat.v1.train.GradientDescentOptimizer):
+    """Keeps the last losses, which compute_gradients gets, for a rate that follows them."""
+
+    def __init__(self, rate):
+        super().__init__(rate)
+        self.losses: collections.deque = collections.deque(maxlen=10)
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        self.losses.append(loss)
+        return super().compute_gradients(loss, *args, **kwargs)
 
 
 class KeepingFunctions(tf.compat.v1.train.AdamOptimizer):

@@ -23,6 +23,7 @@ from helpers.optimizers import (
     CountingInACondition,
     CountingSinceInit,
     KeepingFunctions,
+    KeepsLosses,
     KeepsNorms,
     Lamb,
     LooksUp,
@@ -49,7 +50,11 @@ train = tf1.train
 
 UPDATES = ("replicated", "once", "sharded")
 adam = lambda: train.AdamOptimizer(0.1)  # noqa: E731
-KEEP_OF_A_TOWER = {SetByComputeGradients: "_learning_rate", KeepsNorms: "norms"}
+KEEP_OF_A_TOWER = {
+    SetByComputeGradients: "_learning_rate",
+    KeepsNorms: "norms",
+    KeepsLosses: "losses",
+}
 
 # functions that make an optimizer
 TRAINS = {
@@ -168,6 +173,13 @@ def test_what_compute_gradients_keeps_of_a_tower_is_an_error(graph, make):
         towers(optimizer, 2)
     with tf.Graph().as_default():
         towers(TowerOptimizer(make(0.1), gpus_or_cpus(1)), 1)
+
+
+def test_functions_that_a_user_keeps_on_an_optimizer_are_not_called(graph):
+    optimizer = SGD(0.1)
+    optimizer.on_step = lambda step: 1 / 0
+    wrapped = TowerOptimizer(optimizer, gpus_or_cpus(2))
+    wrapped.apply_gradients(towers(wrapped, 2))
 
 
 def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():

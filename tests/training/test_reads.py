@@ -78,6 +78,28 @@ def test_each_write_waits_for_all_reads_of_its_tower(graph, update, make, rows_r
 
 
 @UPDATES
+def test_each_write_waits_for_what_a_transform_reads(graph, update):
+    """Weight decay that lags, or reads another variable. A transform has one tower's variables."""
+    towers = losses(rows_read=False)
+    variables = [row for _, row in towers]
+
+    def decay(grads):
+        a = variables[0][0]
+        return [grads[0] + 0.1 * a.read_value(), grads[1] + tf.cast(a.read_value(), tf.float64)]
+
+    optimizer = TowerOptimizer(MAKE["plain"](), gpus_or_cpus(3), update=update, transform=decay)
+    rows = [optimizer.compute_gradients(loss, row) for loss, row in towers]
+    built_before = set(graph.get_operations())
+    optimizer.apply_gradients(rows)
+    users = variables[0][0].handle.consumers()
+    reads = [op for op in users if op.type == "ReadVariableOp" and "transform" in op.name]
+    writers = [op for op in users if op not in built_before and written(op, variables[0][0])]
+    assert len(reads) == 2 * (1 if update == "once" else 3) and writers
+    for writer in writers:
+        assert before(writer).issuperset(reads), writer.name
+
+
+@UPDATES
 @pytest.mark.parametrize("flow", ["v1", pytest.param("v2", marks=pytest.mark.tf2)])
 @pytest.mark.parametrize("kind", ["cond", "while"])
 def test_nothing_is_overtaken_in_a_branch_or_a_loop(graph, update, kind, flow):

@@ -554,6 +554,25 @@ def test_a_step_before_init_op_ends_with_an_error_that_names_it(graph, update):
         sess.run(op)
 
 
+def test_an_init_op_of_other_devices_does_not_count(graph):
+    first = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    first.apply_gradients(towers(count=2))
+    others = gpus_or_cpus(4)[2:]
+    rows = []
+    for k, device in enumerate(others):
+        with tf.device(device), tf1.variable_scope(f"other{k}"):
+            w = tf1.get_variable("w", [2], use_resource=True)
+            rows.append([(tf.ones([2]), w)])
+    second = TowerOptimizer(sgd(), others)
+    op = second.apply_gradients(rows)
+    with started(first.init_op) as sess:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="have not been made equal"):
+            sess.run(op)
+        sess.run(second.init_op)
+        sess.run(op)
+        assert second.check_replicas(sess).variables == ()
+
+
 def test_a_monitored_session_without_the_hook_ends_with_the_same_error(graph):
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     op = optimizer.apply_gradients(towers(count=2))
@@ -643,13 +662,34 @@ def test_a_transform_changes_the_reduced_gradients_of_each_tower(graph, update, 
         (lambda grads: grads[:1], "a list of 2 gradients and must return as many"),
         (lambda grads: grads[0], "a list of 2 gradients and must return as many"),
         (lambda grads: [grads[0], 1.0], r"variable 1 \('tower0/g'\): transform returned 1.0 for"),
-        (lambda grads: [tf.zeros([3]), grads[1]], r"variable 0 .* a gradient of float32 \(2,\)"),
+        (lambda grads: [tf.zeros([3]), grads[1]], r"variable 0 .* a variable of float32 \(2,\)"),
     ],
 )
 def test_a_transform_that_does_not_return_the_gradients_is_an_error(graph, transform, words):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), transform=transform)
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(towers())
+
+
+@UPDATES
+@pytest.mark.parametrize("added", [[2], [3]])
+def test_a_transform_may_add_a_gradient_where_no_tower_has_one(graph, update, added):
+    """One device would apply it. Sharded, no root would, so that is an error."""
+    optimizer = TowerOptimizer(
+        sgd(1.0), gpus_or_cpus(3), update=update, transform=lambda grads: [grads[0], tf.ones(added)]
+    )
+    rows = [[(grad, d), (None, g)] for (grad, d), (_, g) in towers()]
+    if update == "sharded" or added == [3]:
+        fault = "has no root that would update it" if added == [2] else "a variable of float32"
+        words = rf"'tower./g'\): transform returned .*{fault}"
+        with pytest.raises(HierAllreduceError, match=words):
+            optimizer.apply_gradients(rows)
+        return
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        before = sess.run([row[1][1] for row in rows])
+        sess.run(op)
+        np.testing.assert_allclose(sess.run([row[1][1] for row in rows]), np.array(before) - 1)
 
 
 # ---- advice and errors ---------------------------------------------------------------------------
@@ -676,6 +716,11 @@ def changed(change):
     return change_first_pair
 
 
+def variable_elsewhere():
+    with tf.Graph().as_default():
+        return tf1.get_variable("w", [2], use_resource=True)
+
+
 @UPDATES
 @pytest.mark.parametrize(
     "change, words",
@@ -685,6 +730,10 @@ def changed(change):
         (
             changed(lambda g, v: (g, tf1.Variable([0.0] * 2, name="old", use_resource=False))),
             r"'old'\): a reference variable.*use_resource=True",
+        ),
+        (
+            changed(lambda g, v: (g, variable_elsewhere())),
+            r"tower 2 \(/.pu:2\), variable 0: 'w:0' does not belong to the graph",
         ),
         (
             changed(lambda g, v: (tf.ones([4]), v)),
@@ -727,6 +776,20 @@ def test_a_wrong_step_or_name_is_refused_before_anything_is_built(graph, update,
     before = len(graph.get_operations())
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(rows, **options)
+    assert len(graph.get_operations()) == before
+
+
+class WithoutStep(tf.compat.v1.train.GradientDescentOptimizer):
+    def apply_gradients(self, grads_and_vars, name=None):
+        return super().apply_gradients(grads_and_vars, name=name)
+
+
+def test_a_step_that_the_optimizer_cannot_count_is_refused_before_anything_is_built(graph):
+    rows, step = towers(), train.get_or_create_global_step()
+    before = len(graph.get_operations())
+    words = "WithoutStep.apply_gradients has no argument 'global_step'; it has grads_and_vars, name"
+    with pytest.raises(HierAllreduceError, match=words):
+        TowerOptimizer(WithoutStep(1.0), gpus_or_cpus(3)).apply_gradients(rows, step)
     assert len(graph.get_operations()) == before
 
 
