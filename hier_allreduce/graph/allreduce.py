@@ -79,8 +79,8 @@ def allreduce_grads(
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is
     carried as a running mean, so that it is finite where the inputs are. The bound is in
     docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse where that is fewer bytes: every tower
-    gets the same rows, one for each index, with int64 indices on GPUs. None on every tower stays
-    None.
+    gets the same rows, one for each index, with int64 indices on GPUs; one tower keeps its rows.
+    None on every tower stays None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.

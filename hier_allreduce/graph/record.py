@@ -101,7 +101,9 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
             is_sparse = columns[0].is_sparse
             if is_sparse:
                 height = layout.sizes[chunk.first].elements
-                elements = None if height is None else height * tensor.shape[1:].num_elements()
+                shape = tensor.shape if ending == ".indices" else columns[0].shape
+                width = shape[1:].num_elements()
+                elements = None if None in (height, width) else height * width
             in_ops = chunk.name + ending
             sent.append(SentTensor(in_ops, variables, chunk.steps, elements, is_sparse, copied))
     built = AllReduce(scope, layout.plan.algorithm, layout.devices, layout.hosts, tuple(sent))

@@ -151,16 +151,13 @@ def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step
     return [*_all_to(root, towers), *back]
 
 
-BY_NAME: Dict[str, Algorithm] = {
+BY_NAME: Dict[str, Callable[..., List[Step]]] = {
     "flat": flat,
     "tree": tree,
     "hierarchical": hierarchical,
     "flat_hierarchical": flat_hierarchical,
 }
-WITH_GROUPS: Dict[str, Callable[..., List[Step]]] = {
-    "hierarchical": hierarchical,
-    "flat_hierarchical": flat_hierarchical,
-}
+WITH_GROUPS = ("hierarchical", "flat_hierarchical")  # these take groups
 
 
 # ---- their parts ---------------------------------------------------------------------------------
@@ -230,7 +227,7 @@ def _checked_groups(groups: Groups, towers: int) -> Groups:
 
 def in_groups(groups: Groups, algorithm: str = "hierarchical") -> Algorithm:
     """Return an algorithm of :data:`WITH_GROUPS` with these groups."""
-    return partial(WITH_GROUPS[algorithm], groups=groups)
+    return partial(BY_NAME[algorithm], groups=groups)
 
 
 def name_of(algorithm: Union[str, Algorithm]) -> str:
@@ -243,7 +240,7 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
 
 
 def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
-    """Return the schedules of chunks 0 to K-1, checked; equal ones once.
+    """Return the K schedules of chunks 0 to K-1, checked.
 
     >>> schedules_of(flat, towers=2)  # doctest: +NORMALIZE_WHITESPACE
     ((Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1)),
@@ -253,11 +250,11 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
         HierAllreduceError: the function raises an error, or returns wrong steps. The message names
             the function and the chunk.
     """
-    schedules: Dict[Schedule, None] = {}
+    schedules: List[Schedule] = []
     for chunk in range(towers):
         # A user's function may raise anything, and its users shall learn which call failed.
         try:
-            schedules[checked(algorithm(towers, chunk), towers)] = None
+            schedules.append(checked(algorithm(towers, chunk), towers))
         except Exception as cause:
             is_ours = isinstance(cause, HierAllreduceError)
             error = "" if is_ours else f"{type(cause).__name__}: "
@@ -271,6 +268,6 @@ def with_root(schedules: Sequence[Schedule], root: int, name: str) -> Tuple[Sche
     for schedule in schedules:
         if root_of(schedule) == root:
             return (schedule,)
-    roots = ", ".join(str(root) for root in sorted(map(root_of, schedules)))
+    roots = ", ".join(str(root) for root in sorted(set(map(root_of, schedules))))
     fault = f"main={root}: the sums of {name} are on towers {roots}; take one of these"
     raise HierAllreduceError(fault)

@@ -216,8 +216,8 @@ def check(steps: Iterable[Step], towers: int) -> None:
 
     Raises:
         HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies
-            something else; or a tower does not get the sum. The message names the step, or the
-            towers.
+            something else; or a tower does not get the sum, or gets it twice. The message names
+            the step, or the towers.
     """
     checked(steps, towers)
 
@@ -261,4 +261,10 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
     if without:
         fault = f"in the end towers {without} do not have the sum; copy it to them"
         raise HierAllreduceError(fault)
+    # A second copy to a tower costs time and brings nothing; two may even go in a circle.
+    have = {root_of(schedule)}
+    for copy in copies_in(schedule):
+        if copy.dst in have:
+            raise HierAllreduceError(f"{copy}: tower {copy.dst} has the sum already")
+        have.add(copy.dst)
     return schedule

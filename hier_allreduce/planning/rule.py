@@ -14,9 +14,9 @@ through two groups fewer bytes do. Without edges, a launching thread that runs a
 wait for the end of the backward pass. Then nothing overlaps, and the bytes over slow links decide,
 so the sums go through two groups, too. The last gradient is always in this place.
 
-The chunk size is from a sweep of seven emulated machines: ``benchmarks/sweep.py`` has the score,
-``benchmarks/results/archive`` the runs; ``earlier-bert_base`` is without the exception for the last
-gradient. ``benchmarks/results/published/sweep`` has one group beside two.
+Algorithms and the chunk size are from sweeps of emulated machines: ``benchmarks/sweep.py`` has the
+score, ``benchmarks/results/published/sweep`` the runs. The exception for the last gradient is from
+older ones, in ``benchmarks/results/archive``; ``earlier-bert_base`` is without it.
 
 No rule knows how far the launching thread is ahead of the GPUs, and that decides which plan is the
 fastest. ``hier-allreduce tune`` measures it.

@@ -96,7 +96,7 @@ class Strategy:
                 expected = "tuples of towers: ((0, 1), (2, 3))"
                 raise HierAllreduceError(f"groups={self.groups!r}: expected {expected}") from None
             object.__setattr__(self, "groups", tuple(groups))
-            if self.algorithm not in list(WITH_GROUPS):
+            if self.algorithm not in WITH_GROUPS:
                 algorithms = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
                 fault = f"groups={self.groups!r} go with {algorithms}; give one of them"
                 raise HierAllreduceError(fault)

@@ -93,6 +93,19 @@ def test_shapes_that_the_towers_know_in_part_are_one_shape(graph, known):
     assert all((total == 3).all() for (total,) in evaluate(result))
 
 
+def test_rows_whose_width_one_tower_does_not_know_are_added_up(graph):
+    known, unknown = np.ones([2, 4], "float32"), np.ones([3, 4], "float32")
+    rows = [
+        [tf.IndexedSlices(tf1.placeholder_with_default(unknown, [3, None]), tf.range(3))],
+        [tf.IndexedSlices(tf.constant(known), tf.range(2))],
+    ]
+    result = allreduce_grads(rows, gpus_or_cpus(2), strategy=Strategy(sparse="rows"))
+    heights = {0: 2, 1: 2, 2: 1}
+    for (total,) in evaluate(result):
+        found = {index: list(row) for index, row in zip(total.indices, total.values)}
+        assert found == {index: [height] * 4 for index, height in heights.items()}
+
+
 def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
     rows = gradients_on(
         gpus_or_cpus(4),

@@ -193,6 +193,12 @@ def test_one_tower_has_nothing_to_do():
     assert schedules_of(flat, 1) == ((),)
 
 
+def test_chunks_of_a_function_take_their_own_steps_also_if_some_are_equal():
+    """Three of four chunks go to tower 0."""
+    uneven = lambda towers, chunk: flat(towers, 0 if chunk < 3 else 1)  # noqa: E731
+    assert list(map(root_of, plan_for(Strategy(uneven), 4).schedules)) == [0, 0, 0, 1]
+
+
 def test_numbers_of_numpy_are_numbers_of_towers():
     numbers = list(np.arange(3))
 
