@@ -31,7 +31,6 @@ from candidates import all_reduce
 from shapes import GradientShape, load_model
 from tqdm import tqdm
 
-from hier_allreduce.commands.options import size
 from hier_allreduce.compat import tf1
 from hier_allreduce.formatting import table
 
@@ -47,17 +46,12 @@ CONTENDERS = (OURS, *BASELINES)
 
 
 class Case(NamedTuple):
-    """Gradients of a model on K devices, and what is done with them.
-
-    ``average`` asks for means instead of sums. ``live`` is the size, in bytes, of another tensor
-    that each device holds during the step.
-    """
+    """Gradients of a model on K devices; ``average`` asks for means instead of sums."""
 
     model: str
     shapes: Sequence[GradientShape]
     devices: Sequence[str]
     average: bool
-    live: int
 
 
 def _variable(name: str, shape: Sequence[int], fills: List[Any]) -> Any:
@@ -90,26 +84,14 @@ def _gradients(case: Case, fills: List[Any]) -> Matrix:
     return rows
 
 
-def _live(case: Case, fills: List[Any]) -> List[Any]:
-    tensors = []
-    for tower, device in enumerate(case.devices if case.live else ()):
-        with tf.device(device):
-            tensors.append(_variable(f"tower{tower}_live", [case.live // 4], fills))
-    return tensors
-
-
-def _consumed(rows: Matrix, case: Case, live: Sequence[Any]) -> Any:
-    """Return an op that waits for each result on its device, and then for the live tensors."""
+def _consumed(rows: Matrix, case: Case) -> Any:
+    """Return an op that waits for each result on its device."""
     # A placeholder passes its default on without a look at the elements. A control dependency
     # would not do, because Grappler replaces a sum that nothing reads.
     readers = []
-    for tower, (device, row) in enumerate(zip(case.devices, rows)):
+    for device, row in zip(case.devices, rows):
         with tf.device(device):
-            ops = [tf1.placeholder_with_default(tensor, tensor.shape).op for tensor in row]
-            if live:
-                with tf.control_dependencies(ops):
-                    ops.append(tf1.placeholder_with_default(live[tower], live[tower].shape).op)
-            readers += ops
+            readers += [tf1.placeholder_with_default(tensor, tensor.shape).op for tensor in row]
     return tf.group(*readers)
 
 
@@ -158,7 +140,7 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
     config = tf1.ConfigProto(device_count={"CPU": len(case.devices)})
     with tf.Graph().as_default() as graph, tf1.Session(graph=graph, config=config) as session:
         fills: List[Any] = []
-        grads, live = _gradients(case, fills), _live(case, fills)
+        grads = _gradients(case, fills)
         rows: Dict[str, Matrix] = {NOTHING: grads}
         for name in tqdm(names, desc="building", leave=False):
             start = time.perf_counter()
@@ -167,7 +149,7 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
             except Exception as error:  # a baseline may raise anything
                 failures[name] = f"{type(error).__name__}: {error}"
             builds[name] = time.perf_counter() - start
-        ops = {name: _consumed(rows[name], case, live) for name in rows}
+        ops = {name: _consumed(rows[name], case) for name in rows}
         session.run(tf.group(*fills))
         divisor = len(case.devices) if case.average else 1
         exact = [column.sum(0) / divisor for column in _samples(session.run(grads))]
@@ -216,11 +198,10 @@ def ours_of(results: Sequence[Result]) -> Optional[float]:
 def title(case: Case, rounds: int) -> str:
     """Return the heading of a case's table."""
     total = sum(shape.bytes for shape in case.shapes)
-    live = f", {case.live / 1e6:.0f} MB live on each" if case.live else ""
     kind = "mean" if case.average else "sum"
     return (
         f"{case.model}, {kind} of {len(case.shapes)} gradients ({total / 1e6:.0f} MB) on "
-        f"{len(case.devices)} CPU devices{live}: medians of {rounds} steps"
+        f"{len(case.devices)} CPU devices: medians of {rounds} steps"
     )
 
 
@@ -248,12 +229,7 @@ def as_dict(case: Case, results: Sequence[Result]) -> Dict[str, Any]:
     contenders = [
         {**result._asdict(), "step": result.step if result.steps else None} for result in results
     ]
-    about = {
-        "model": case.model,
-        "devices": len(case.devices),
-        "average": case.average,
-        "live_bytes": case.live,
-    }
+    about = {"model": case.model, "devices": len(case.devices), "average": case.average}
     machine = {"tensorflow": tf.__version__, "cores": len(os.sched_getaffinity(0))}
     return {**about, **machine, "ours_of_best_baseline": ours_of(results), "contenders": contenders}
 
@@ -300,13 +276,6 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=15, metavar="N", help="counted steps of each (default 15)"
     )
-    parser.add_argument(
-        "--live",
-        type=size,
-        default=0,
-        metavar="SIZE",
-        help="a tensor that lives on each device: 300MB",
-    )
     parser.add_argument("--only", metavar="NAMES", help="these all-reduces: ours,flat/64")
     parser.add_argument("--json", metavar="FILE", help="write every step's seconds")
     parser.add_argument(
@@ -320,7 +289,7 @@ def main() -> None:
     for model in args.models.split(","):
         shapes = load_model(model)
         for average in (False, True):
-            cases.append(Case(model, shapes, devices, average, args.live))
+            cases.append(Case(model, shapes, devices, average))
             found.append(measure(cases[-1], args.rounds, names))
             print(text(cases[-1], found[-1], args.rounds), end="\n\n", flush=True)
     if args.json:

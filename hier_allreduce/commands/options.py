@@ -1,6 +1,6 @@
 """One form for every option of every command.
 
-Times and sizes have a unit::
+Times have a unit::
 
     hier-allreduce tune --patience 60s -o folder/best.yaml --json -- python train.py
 
@@ -17,15 +17,13 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, NoReturn, Tuple
+from typing import Any, Iterator, List, NoReturn, Tuple
 
 from .. import configs
 from ..errors import HierAllreduceError
 
 _SECONDS_BY_UNIT = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_BYTES_BY_UNIT = {**_DECIMAL, **_BINARY}
+_DAY = 86400.0
 
 
 class Parser(argparse.ArgumentParser):
@@ -106,33 +104,16 @@ class Parser(argparse.ArgumentParser):
 
 def time(argument: str, unit: str) -> float:
     """Read a time such as ``60ms``, up to a day, as seconds; a number alone has the ``unit``."""
-    expected = "a time above 0, up to a day"
-    return _amount(argument, _SECONDS_BY_UNIT, 86400, expected, f"10{unit}", unit)
-
-
-def size(argument: str) -> int:
-    """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), up to 1000 GB."""
-    return round(_amount(argument, _BYTES_BY_UNIT, 1e12, "bytes above 0, up to 1000GB", "16MB"))
-
-
-def _amount(
-    argument: str,
-    units: Mapping[str, float],
-    most: float,
-    expected: str,
-    example: str,
-    usual: str = "",
-) -> float:
-    """Return a number times its unit, or the ``usual`` one, above 0."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)\s*$", argument)
-    # Without a match, or with an unknown unit, the amount is 0, which is refused like a 0.
-    digits, unit = match.groups() if match else ("0", "")
-    amount = float(digits) * units.get(unit or usual, 0)
-    if not 0 < amount <= most:
+    # Without a match, or with an unknown unit, the time is 0, which is refused like a 0.
+    digits, given = match.groups() if match else ("0", "")
+    seconds = float(digits) * _SECONDS_BY_UNIT.get(given or unit, 0)
+    if not 0 < seconds <= _DAY:
         raise argparse.ArgumentTypeError(
-            f"{argument!r}: expected {expected}, in {', '.join(units)}, such as {example}"
+            f"{argument!r}: expected a time above 0, up to a day, in"
+            f" {', '.join(_SECONDS_BY_UNIT)}, such as 10{unit}"
         )
-    return amount
+    return seconds
 
 
 def output(argument: str) -> Path:

@@ -85,20 +85,6 @@ def test_times_are_read_with_their_units(text, seconds):
     assert options.time(text, "s") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "text, size",
-    [
-        ("100MB", 10**8),
-        ("64 kB", 64_000),
-        ("10MiB", 10 << 20),
-        ("1.5GB", 1_500_000_000),
-        ("4096B", 4096),
-    ],
-)
-def test_sizes_are_read_with_their_units(text, size):
-    assert options.size(text) == size
-
-
 def test_the_folder_of_an_output_is_made_when_it_is_written(tmp_path):
     path = options.output(str(tmp_path / "a" / "b" / "c.yaml"))
     assert not (tmp_path / "a").exists()
