@@ -24,10 +24,10 @@ import sys
 import tempfile
 import time
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
+import tensorflow as tf
 from anchors import anchors_table, to_emulate
 from baselines import OF_8_TOWERS
 from emulated_cell import Cell
@@ -162,7 +162,7 @@ def about() -> Dict[str, Any]:
     return {
         "date": date.today().isoformat(),
         "commit": commit.stdout.strip() or None,
-        "tensorflow": version("tensorflow_cpu"),
+        "tensorflow": tf.__version__,
         "cores": len(os.sched_getaffinity(0)),
         "load": [round(load, 2) for load in os.getloadavg()],
     }

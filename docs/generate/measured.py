@@ -22,6 +22,7 @@ sys.path.insert(0, str(TOP / "benchmarks"))
 import anchors as anchoring
 import ratios
 from rounds import FUNCTION
+from sweep import SIZES, scores
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
@@ -150,6 +151,16 @@ def anchors_table():
     return table(anchoring.rows_of(published_anchors()))
 
 
+def lacking_ms(machine, pass_ms, name):
+    """Return by how much emulated steps of an all-reduce are too short: the median of the hosts."""
+    lacking = [
+        statistics.median(anchor.real_ms) - anchor.emulated_ms
+        for anchor in published_anchors()
+        if (anchor.place.machine, anchor.place.pass_ms, anchor.name) == (machine, pass_ms, name)
+    ]
+    return statistics.median(lacking) if lacking else None
+
+
 def errors_table():
     """Return how many anchors' errors are small, and a table of the milliseconds that lack."""
     found = published_anchors()
@@ -162,12 +173,8 @@ def errors_table():
     for name in dict.fromkeys(anchor.name for anchor in found):
         row = [name]
         for column in columns:
-            lacking = [
-                statistics.median(anchor.real_ms) - anchor.emulated_ms
-                for anchor in found
-                if (anchor.place.machine, anchor.place.pass_ms, anchor.name) == (*column, name)
-            ]
-            row.append(f"{statistics.median(lacking):+.1f}" if lacking else "–")
+            lacking = lacking_ms(*column, name)
+            row.append("–" if lacking is None else f"{lacking:+.1f}")
         rows.append(row)
     sentence = (
         f"{near} of {len(found)} errors are at most 25 %. In milliseconds, the median of the hosts:"
@@ -195,6 +202,29 @@ def ratio_sentence():
     return f"In {len(cells)} emulated cells, ours has {' and '.join(words)} of the best baseline."
 
 
+def close_sentence():
+    """Return a sentence about the cells where ours is ahead by less than the emulator's error."""
+    error_ms = lacking_ms("h100-8-logical", 60, "flat/4")
+    cells = all_cells()
+    if not cells or error_ms is None:
+        return NOTHING_YET
+    cells_by_machine = Counter(cell["machine"] for cell in cells)
+    close = Counter()
+    for cell in cells:
+        best_ms = ratios.exposed_ms(cell, ratios.best_baseline(cell))
+        close[cell["machine"]] += best_ms - ratios.exposed_ms(cell, OURS) < error_ms
+    where = [
+        f"`{machine}` ({count} of {cells_by_machine[machine]})"
+        for machine, count in close.items()
+        if count
+    ]
+    return (
+        f"In {sum(close.values())} of these cells ours is less than {error_ms:.1f} ms ahead of the"
+        " best baseline. The emulator has such an error, so the order is not known there:"
+        f" {', '.join(where) or 'nowhere'}."
+    )
+
+
 def cells_in(pattern):
     """Return the cells of the published files with such a name."""
     cells = []
@@ -203,25 +233,38 @@ def cells_in(pattern):
     return cells
 
 
+def swept_cells():
+    """Return the cells in which all algorithms ran with chunks of several sizes."""
+    return cells_in("sweep/sizes-*.json")
+
+
+def sizes_table():
+    """Return the table of the rule's algorithm with control edges, by the size of chunks."""
+    cells = []
+    for cell in swept_cells():
+        algorithm = "flat_hierarchical" if cell["gpus"] == 8 else "flat"
+        by_size = {size: cell["contenders"][f"{algorithm}/{size}"] for size in SIZES}
+        cells.append({**cell, "contenders": by_size})
+    return side_by_side(cells, SIZES, [f"{size} MiB" for size in SIZES])
+
+
 def sweep_sentence():
     """Return a sentence about the rule's score in the cells that were swept."""
-    score_by_place = {}
-    for cell in cells_in("sweep/*.json"):
-        place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
-        names = [name for name in cell["contenders"] if not name.endswith(ratios.WITHOUT_EDGES)]
-        chosen = CHOICE_OF_8 if cell["gpus"] == 8 else "flat/4"
-        if chosen not in names:
-            continue
-        score = ratios.exposed_ratio(cell, chosen, ratios.best(cell, names))
-        score_by_place[place] = max(score, score_by_place.get(place, 0))
-    if not score_by_place:
+    cells = swept_cells()
+    if not cells:
         return "No calibrated sweep is published yet."
+    score_by_place = {}
+    for cell in cells:
+        place = (cell["machine"], cell["model"], cell["pass_ms"], cell["host"])
+        score_by_place[place] = scores(cell)[OURS]
     machine, model, pass_ms, host = max(score_by_place, key=score_by_place.__getitem__)
-    scores = score_by_place.values()
+    values = score_by_place.values()
+    candidates = max(len(cell["contenders"]) for cell in cells) - 1
     return (
-        f"In {len(scores)} emulated cells, the rule adds {statistics.median(scores):.2f}"
-        f" of what the best candidate adds, in the median, and {max(scores):.2f} at most,"
-        f" for {MODELS[model]} on `{machine}`, pass {pass_ms:g} ms, host {host}."
+        f"In {len(values)} emulated cells with up to {candidates} candidates, the rule adds"
+        f" {statistics.median(values):.2f} of what the best candidate of the cell adds, in the"
+        f" median, and {max(values):.2f} at most, for {MODELS[model]} on `{machine}`, pass"
+        f" {pass_ms:g} ms, host {host}."
     )
 
 
@@ -303,6 +346,8 @@ TABLES = {
     "anchors": anchors_table,
     "errors": errors_table,
     "ratios": ratio_sentence,
+    "close": close_sentence,
+    "sizes": sizes_table,
     "sweep": sweep_sentence,
     "edges": edges_table,
     "groups": groups_table,

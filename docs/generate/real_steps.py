@@ -17,6 +17,7 @@ PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 
 NAMES = {  # all-reduces by the name in the JSON
     "flat/4": "**ours** (`flat`)",
+    "flat/4 without edges": "**ours** (`flat` without edges)",
     "flat_hierarchical/4": "**ours** (`flat_hierarchical`)",
     "tensorpack packed": "tensorpack, packed",
     "tensorpack": "tensorpack",
