@@ -98,10 +98,12 @@ void Call::run(Work work) {
   if (computes_on_host_) return work();
   if (is_timed()) {
     if (kernels_ == 0) return;
-    bool is_of_the_model = def.op() == "Maximum" && named_seconds() >= 0;
+    double named = named_seconds();
+    bool is_of_the_model = def.op() == "Maximum" && named >= 0;
     launch(stream_, launches_, is_of_the_model ? host_seconds() : 0);
-    double memory = memory_seconds();
-    return queue_kernel_time(stream_, seconds(memory), memory, def.op() + " " + def.name());
+    double memory = named >= 0 ? 0 : memory_seconds();
+    double seconds = named >= 0 ? named : launch_seconds() + memory;
+    return queue_kernel_time(stream_, seconds, memory, def.op() + " " + def.name());
   }
   // TensorFlow's allocator hands memory out again, with an old value that may look right: so an
   // output is NaN from the kernel's turn on until the kernel has run.
@@ -134,14 +136,12 @@ double Call::named_seconds() const {
 }
 
 // Other kernels take the time of their launches and of their bytes.
-double Call::seconds(double memory) const {
-  if (named_seconds() >= 0) return named_seconds();
+double Call::launch_seconds() const {
   static const double launch = number_option("KERNEL_US", 8) * 1e-6;
-  return kernels_ * launch + memory;
+  return kernels_ * launch;
 }
 
 double Call::memory_seconds() const {
-  if (named_seconds() >= 0) return 0;
   double bytes = 0;
   for (int i = 0; i < context->num_inputs(); ++i) {
     if (context->input_memory_type(i) == tensorflow::HOST_MEMORY) continue;

@@ -124,7 +124,7 @@ class Call {
   double launches_ = 1;  // of a usual kernel's price on the host
 
   double named_seconds() const;
-  double seconds(double memory) const;
+  double launch_seconds() const;
   double memory_seconds() const;
 };
 
