@@ -60,23 +60,19 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
     """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
-        HierAllreduceError: as :func:`.columns.checked_pairs`; or towers share a variable, or pair
-            it with others than ``earlier`` replicas do; or it does not fit its gradient.
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or a variable is of another graph; or
+            towers share one, or pair it with others than ``earlier`` replicas do; or it does not
+            fit its gradient.
     """
     devices = towers.devices
     rows = checked_pairs(towers.rows, devices)
+    towers = towers._replace(rows=rows)
+    _check_graph(towers)
     id_to_tower: Dict[int, int] = {}
     id_to_column: Dict[int, Any] = {}
     for column in zip(*earlier):
         id_to_column.update({id(var): column for var in column})
     for tower, pairs in enumerate(rows):
-        for n, (_, var) in enumerate(pairs):
-            if not in_current_graph(var.handle if is_resource(var) else var.op.outputs[0]):
-                raise HierAllreduceError(
-                    f"{where(tower, devices, n)}: {var.name!r} does not belong to the graph that is"
-                    " being built; create the variables inside `with graph.as_default():`, where"
-                    " the towers are"
-                )
         names = [var.op.name for _, var in pairs]
         for n, (grad, var) in enumerate(pairs):
             on_tower_0 = rows[0][n][1]
@@ -105,7 +101,20 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
                 )
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
-    return towers._replace(rows=rows)
+    return towers
+
+
+def _check_graph(towers: Towers) -> None:
+    """Raise a HierAllreduceError if a variable is one of another graph, or of eager code."""
+    for tower, variables in enumerate(towers.variables):
+        for n, var in enumerate(variables):
+            # No name of an op is read, because an eager variable has none.
+            if not in_current_graph(var.handle if is_resource(var) else var.op.outputs[0]):
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n)}: {var.name!r} does not belong to the graph"
+                    " that is being built; create the variables inside `with graph.as_default():`,"
+                    " where the towers are"
+                )
 
 
 def _check_no_references(towers: Towers) -> None:
