@@ -151,11 +151,14 @@ def anchors_table():
     return table(anchoring.rows_of(published_anchors()))
 
 
-def lacking_ms(machine, pass_ms, name):
-    """Return by how much emulated steps of an all-reduce are too short: the median of the hosts."""
+def lacking_ms(found, machine, pass_ms, name):
+    """Return by how much emulated steps of an all-reduce are too short: the median of the hosts.
+
+    ``found`` are the anchors; without one of this place and name it is None.
+    """
     lacking = [
         statistics.median(anchor.real_ms) - anchor.emulated_ms
-        for anchor in published_anchors()
+        for anchor in found
         if (anchor.place.machine, anchor.place.pass_ms, anchor.name) == (machine, pass_ms, name)
     ]
     return statistics.median(lacking) if lacking else None
@@ -173,7 +176,7 @@ def errors_table():
     for name in dict.fromkeys(anchor.name for anchor in found):
         row = [name]
         for column in columns:
-            lacking = lacking_ms(*column, name)
+            lacking = lacking_ms(found, *column, name)
             row.append("–" if lacking is None else f"{lacking:+.1f}")
         rows.append(row)
     sentence = (
@@ -204,7 +207,7 @@ def ratio_sentence():
 
 def close_sentence():
     """Return a sentence about the cells where ours is ahead by less than the emulator's error."""
-    error_ms = lacking_ms("h100-8-logical", 60, "flat/4")
+    error_ms = lacking_ms(published_anchors(), "h100-8-logical", 60, "flat/4")
     cells = all_cells()
     if not cells or error_ms is None:
         return NOTHING_YET
