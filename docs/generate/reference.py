@@ -78,7 +78,6 @@ def described(obj, path):
     """Return a heading, the signature and the docstring of an object, then of its methods."""
     parts = [f"### {'class ' * obj.is_class}{obj.name}", signature(obj, path), docstring(obj)]
     if obj.is_class:
-        parts += [docstring(member) for member in own(obj) if member.name == "__init__"]
         for member in filter(is_for_programs, own(obj)):
             name = f"{obj.name}.{member.name}"
             parts += [f"#### {name}", signature(member, name), docstring(member)]
@@ -125,10 +124,8 @@ def parameter(one):
 
 def docstring(obj):
     """Return a docstring as Markdown: its text, then a list for each section."""
-    if not obj.docstring:
-        return ""
     parts = []
-    for section in obj.docstring.parsed:
+    for section in sections(obj):
         if section.kind.value == "text":
             parts.append(markdown(section.value))
         elif section.kind.value in TITLES:
@@ -138,6 +135,17 @@ def docstring(obj):
         else:
             raise ValueError(f"{obj.path}: no form for the section {section.kind.value}")
     return "\n\n".join(part for part in parts if part)
+
+
+def sections(obj):
+    """Return the sections of a docstring; a class's attributes follow what ``__init__`` says."""
+    written = obj.docstring.parsed if obj.docstring else []
+    if not obj.is_class:
+        return written
+    attributes = [section for section in written if section.kind.value == "attributes"]
+    makers = [member for member in own(obj) if member.name == "__init__"]
+    of_makers = [section for maker in makers for section in sections(maker)]
+    return [*(section for section in written if section not in attributes), *of_makers, *attributes]
 
 
 def entry(item):
