@@ -16,10 +16,10 @@ algorithm = asked.changes.get("algorithm", "")
 def build(**facts):
     plans = {name: name for name in asked.strategies}
     usual = ProgramFacts("keras", "replicated", 4, False, 1 << 20, "auto", plans)
-    usual._replace(kept={"missing": "zeros"}, **facts).write(asked.clock)
+    usual._replace(**{"kept": {"missing": "zeros"}, **facts}).write(asked.clock)
 
-def train(steps, milliseconds=10.0):
-    build()
+def train(steps, milliseconds=10.0, **facts):
+    build(**facts)
     with open(asked.clock, "a") as file:
         for step in range(steps):
             print(100 + 1e-3 * milliseconds * step, file=file)

@@ -30,10 +30,10 @@ def program(tmp_path, monkeypatch):
 def runner(tmp_path):
     """``runner(command)``: runs a program; its options are those of ``Runner``."""
 
-    def runner(command, patience=30.0, start_patience=60.0, seconds=300.0):
+    def runner(command, patience=30.0, seconds=300.0):
         folder = tmp_path / f"outputs-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        return Runner(command, patience, start_patience, seconds, folder, Progress(seconds))
+        return Runner(command, patience, seconds, folder, Progress(seconds))
 
     return runner
 

@@ -1,5 +1,7 @@
 """Which all-reduces are measured in a program."""
 
+from dataclasses import replace
+
 import pytest
 
 from hier_allreduce import HierAllreduceError, Strategy
@@ -31,6 +33,7 @@ def chosen(*only, **options):
             "NcclAllReduce",
         ),
         ({"gpus": False}, ["ReductionToOneDevice", "HierarchicalCopyAllReduce"], None),
+        ({"gpus": False, "towers": 5}, ["ReductionToOneDevice"], None),
         (
             {"front_end": "tensorpack"},
             ["tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-nccl", "tensorpack-cpu"],
@@ -68,6 +71,7 @@ def test_equal_plans_are_one_candidate():
     [
         ("NcclAllReduce", {"gpus": False}, "NCCL needs GPUs"),
         ("tensorpack-hierarchical", {"front_end": "tensorpack", "towers": 4}, "it needs 8 towers"),
+        ("HierarchicalCopyAllReduce", {"towers": 3}, "it drops the last of an odd number of repl"),
         (
             "tensorpack-gpu",
             {"front_end": "tensorpack", "update": "sharded"},
@@ -106,13 +110,20 @@ def test_groups_along_nvlink_are_usual_if_there_are_some():
         ("flat_hierarchical-nvlink-8MiB", Strategy("flat_hierarchical", 8 << 20, GROUPS)),
         ("bfloat16", Strategy(wire_dtype="bfloat16")),
         ("no-edges", Strategy(edges=False)),
-        ("tower-0-sum", Strategy("flat", chunk_bytes=0, main=0)),
+        ("tower-0-sum", Strategy("flat", chunk_bytes=0, main=0, edges=False)),
     ],
 )
 def test_only_names_a_strategy(name, strategy):
     check_name(name)
     (candidate,), _ = found([name], groups=GROUPS, front_end="towers")
     assert candidate.name == name and Strategy(**candidate.changes) == strategy
+
+
+def test_the_plain_sum_is_that_of_any_program():
+    (candidate,), _ = found(["tower-0-sum"], front_end="towers")
+    own = Strategy("hierarchical", groups=GROUPS, wire_dtype="float16")
+    plain = Strategy("flat", chunk_bytes=0, main=0, edges=False)
+    assert replace(own, **candidate.changes) == plain
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,38 @@ def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
     assert main(["tune", *ONLY, "-o", "new/best.yaml", "--", *program(FASTER)]) == 0
 
 
+FLAT = {"algorithm": "flat", "chunk_bytes": 8 << 20, "sparse": "rows"}
+IN_GROUPS = {"algorithm": "hierarchical", "groups": [[0, 2], [1, 3]]}
+OWN = {"algorithm": None, "sparse": "rows"}  # a function
+
+
+@pytest.mark.parametrize(
+    ("kept", "name", "strategy"),
+    [
+        (IN_GROUPS, "no-edges", Strategy("hierarchical", None, ((0, 2), (1, 3)), edges=False)),
+        (FLAT, "no-edges", Strategy("flat", 8 << 20, sparse="rows", edges=False)),
+        (FLAT, "tree", Strategy("tree", sparse="rows")),
+        (OWN, "tree", Strategy("tree", sparse="rows")),
+    ],
+)
+def test_the_file_has_what_was_measured(program, kept, name, strategy):
+    command = program(f"train(200, 9.0 if asked.changes else 10.0, kept={kept})")
+    options = ["--only", name, "--minutes", "5", "-o", "best.yaml"]
+    assert main(["tune", *options, "--", *command]) == 0
+    assert Strategy.load("best.yaml") == strategy
+
+
+def test_a_function_of_the_program_is_in_no_file(program, capsys):
+    command = program(f"train(200, 9.0 if asked.changes else 10.0, kept={OWN})")
+    options = ["--only", "no-edges", "--minutes", "5", "-o", "best.yaml"]
+    assert main(["tune", *options, "--", *command]) == 0
+    assert (
+        "best.yaml is not written: a file cannot have the function that is your algorithm; write"
+        " edges=False into your Strategy" in capsys.readouterr().err
+    )
+    assert not Path("best.yaml").exists()
+
+
 @pytest.fixture
 def others_file(tmp_path):
     """``others_file(kind)``: the path of a file that ``tune`` has not written."""
@@ -90,20 +122,6 @@ def test_a_missing_package_is_named_before_any_run(program, monkeypatch, capsys,
     error = capsys.readouterr().err
     assert f'tune needs {package}: python -m pip install ".[commands]"' in error
     assert error.count("\n") == 1 and not Path("groups").exists()
-
-
-def test_a_picture_is_written(program):
-    pytest.importorskip("matplotlib")
-    assert main(["tune", *ONLY, "--picture", "new/steps.png", "--", *program(FASTER)]) == 0
-    assert Path("new/steps.png").read_bytes()[1:4] == b"PNG"
-
-
-@pytest.mark.parametrize("name", ["steps", "steps.bmpp"])
-def test_a_picture_of_no_format_is_an_error_before_any_run(program, capsys, name):
-    pytest.importorskip("matplotlib")
-    assert main(["tune", "--picture", name, "--", *program("train(200)")]) == 2
-    assert f"--picture: '{name}' ends with no format of matplotlib" in capsys.readouterr().err
-    assert not Path("groups").exists()
 
 
 @pytest.mark.parametrize(
@@ -168,14 +186,13 @@ def test_errors_have_one_line(program, arguments, message, capsys):
         ("minutes", "24h", 86400),
         ("patience", "60", 60),
         ("patience", "2min", 120),
-        ("start_patience", "0.5h", 1800),
+        ("patience", "0.5h", 1800),
     ],
 )
 def test_times_have_the_usual_unit(option, text, seconds):
     from hier_allreduce.commands.entry import parser
 
-    name = "--" + option.replace("_", "-")
-    args = parser().parse_args(["tune", name, text, "--", "python", "--minutes", "x"])
+    args = parser().parse_args(["tune", f"--{option}", text, "--", "python", "--minutes", "x"])
     assert getattr(args, option) == seconds and args.program == ["python", "--minutes", "x"]
 
 
@@ -190,8 +207,8 @@ def test_a_pipe_gets_a_line_every_30_seconds(monkeypatch, capsys):
 
 def test_a_line_says_how_far_the_run_is(program, monkeypatch, capsys):
     monkeypatch.setattr("hier_allreduce.commands.tune.progress.BETWEEN_LINES", 0.0)
-    main(["tune", *ONLY, "--start-patience", "1", "--", *program(WAITS)])
-    assert " of 300 s, the program as it is: no step yet for " in capsys.readouterr().err
+    main(["tune", "--minutes", "3s", "--", *program(WAITS)])
+    assert " of 3 s, the program as it is: no step yet for " in capsys.readouterr().err
 
 
 def test_several_hosts_are_not_measured(monkeypatch, capsys):

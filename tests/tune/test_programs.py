@@ -14,7 +14,7 @@ from hier_allreduce.commands.tune.candidates import Candidate, candidates_for, s
 from hier_allreduce.commands.tune.faults import NothingMeasured
 from hier_allreduce.commands.tune.observer import VARIABLE
 from hier_allreduce.commands.tune.protocol import ProgramFacts, Request
-from hier_allreduce.graph.measuring import Hook, hook
+from hier_allreduce.graph.measuring import Measurement, measurement
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
@@ -28,8 +28,9 @@ import hier_allreduce
 tf1, devices = tf.compat.v1, [f"/cpu:{k}" for k in range(int(sys.argv[1]))]
 with tf.Graph().as_default() as graph:
     grads = [[tf.constant([1.0]), tf.constant([2.0])] for _ in devices]
-    sums = hier_allreduce.allreduce_grads(grads, devices, strategy="flat")
-    again = hier_allreduce.allreduce_grads(sums, devices, strategy="flat")
+    strategy = "flat"
+    sums = hier_allreduce.allreduce_grads(grads, devices, strategy=strategy)
+    again = hier_allreduce.allreduce_grads(sums, devices, strategy=strategy)
     with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": len(devices)})) as session:
         values = [[float(value[0]) for value in row] for row in session.run(again)]
         session.run(sums[0][0])
@@ -52,13 +53,13 @@ def run(tmp_path, runner):
     runner([])  # writes the file that Python runs first
     (observer,) = tmp_path.glob("outputs-*/observer")
 
-    def run(strategies=None, towers=3, setting=None, **changes):
+    def run(strategies=None, towers=3, setting=None, strategy='"flat"', **changes):
         clock = tmp_path / "clock"
         setting = setting or Request("", changes, str(clock), strategies or {}).text
         path = os.pathsep.join([str(observer), *filter(None, sys.path)])
         environment = {**os.environ, VARIABLE: setting, "PYTHONPATH": path}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(towers)],
+            [sys.executable, "-c", PROGRAM.replace('"flat"', strategy), str(towers)],
             env=environment,
             capture_output=True,
         )
@@ -71,9 +72,9 @@ def run(tmp_path, runner):
 
 
 def test_in_other_programs_the_hook_changes_nothing():
-    assert type(hook()) is Hook
+    assert type(measurement()) is Measurement
     rows = [(1.0, None)]
-    assert hook().reduced(rows) is rows and hook().baseline("keras") == ""
+    assert measurement().reduced(rows) is rows and measurement().baseline("keras") == ""
 
 
 def test_the_first_allreduce_of_a_graph_has_the_clock(run):
@@ -96,6 +97,27 @@ def test_the_first_run_tells_the_plans_of_the_candidates(run):
     # there are no groups along NVLink, and on two towers a tree has the steps of flat
     assert sorted(facts.plans) == ["flat", "hierarchical", "tree"]
     assert facts.plan == facts.plans["flat"] == facts.plans["tree"] != facts.plans["hierarchical"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ('sparse="rows"', {"sparse": "rows"}),
+        (
+            '"hierarchical", 4, ((0, 2), (1, 3)), edges=False',
+            {
+                "algorithm": "hierarchical",
+                "chunk_bytes": 4,
+                "groups": [[0, 2], [1, 3]],
+                "edges": False,
+            },
+        ),
+        ("hier_allreduce.planning.algorithms.tree, main=1", {"algorithm": None, "main": 1}),
+    ],
+)
+def test_the_programs_own_choices_are_told(run, options, kept):
+    _, facts, _ = run(towers=4, strategy=f"hier_allreduce.Strategy({options})")
+    assert facts.kept == kept
 
 
 def test_a_variable_that_is_not_of_tune_is_named(run):
@@ -149,7 +171,7 @@ def measured(runner, tmp_path, monkeypatch):
     def measured(baseline, name, *arguments):
         monkeypatch.chdir(tmp_path)
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-        runs = runner(command, patience=100.0, start_patience=250.0)
+        runs = runner(command, patience=100.0, seconds=750.0)
         as_it_is = runs.run(Candidate(), 0.0, 0, strategies_for([], None))
         assert not as_it_is.fault and as_it_is.seconds
         (candidate,), _ = candidates_for(as_it_is.facts, {}, [baseline])

@@ -73,7 +73,7 @@ def virtual_time(monkeypatch, tmp_path):
 
 def test_patience_is_for_one_step_and_a_share_begins_with_the_first(program, runner, virtual_time):
     virtual_time(start=300.0)
-    run = runner(program(WAITS), start_patience=400.0, seconds=1e5).run(AS_IT_IS, 1000.0, 1)
+    run = runner(program(WAITS), seconds=1e5).run(AS_IT_IS, 1000.0, 1)
     # the first step is at 310 s, and the run ends after more than 1000 s with steps
     assert run.fault == "" and run.seconds == [10.0] * 4
     assert 310 <= run.overhead < 330
@@ -118,9 +118,41 @@ def test_a_program_that_dies_too_early_has_failed(program, runner, end, fault):
     assert fault in run.fault and not left_over()
 
 
-def test_a_run_without_enough_time_is_none(program, runner, hours_pass):
-    assert runner(program(WAITS), start_patience=1e5, seconds=1e3).run(AS_IT_IS, 0.0, 1) is None
+@pytest.mark.parametrize(("minutes", "patience"), [(1, 20), (10, 200), (100, 600)])
+def test_a_hang_before_the_first_step_is_one_within_any_minutes(
+    program, runner, virtual_time, minutes, patience
+):
+    virtual_time(start=1e9)
+    run = runner(program(WAITS), seconds=60.0 * minutes).run(AS_IT_IS, 0.0, 1)
+    assert run.fault.startswith(f"hung: no step at all for {patience} s, killed; last line: ")
+
+
+def test_a_run_without_any_step_when_the_time_is_over_has_its_last_line(
+    program, rounds, hours_pass
+):
+    over = "the time was over: no step yet for 1000. s; last line: waits: more --minutes"
+    with pytest.raises(NothingMeasured, match=over):
+        rounds(program(WAITS), seconds=1e3).run_all()
     assert not left_over()
+
+
+def test_a_run_with_too_few_steps_when_the_time_is_over_says_so(program, runner, hours_pass):
+    run = runner(program(f"train(5){WAITS}"), seconds=1e3).run(AS_IT_IS, 0.0, 1)
+    assert run.is_cut and run.fault.startswith("the time was over before step 31; last line: waits")
+
+
+SEEN = """
+import json
+seen = {"seconds": 40, "imports_ours": True, "front_end": "keras"}
+Path(asked.clock + ".seen").write_text(json.dumps(seen))
+"""
+
+
+def test_only_the_first_run_has_to_show_an_allreduce_of_ours(program, runner, hours_pass):
+    command = program(SEEN + WAITS)
+    assert runner(command, seconds=1e5).run(AS_IT_IS, 0.0, 1).has_hung and not left_over()
+    with pytest.raises(NothingMeasured, match="TensorFlow runs, but no all-reduce"):
+        runner(command, seconds=1e5).run(AS_IT_IS, 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +160,10 @@ def test_a_run_without_enough_time_is_none(program, runner, hours_pass):
     [
         ("train(5)", "train.py ended after 5 steps, 31 are needed; last line: none: let it train"),
         ("sys.exit('no data')", "failed: status 1 before its first step; last line: no data"),
-        (WAITS, "hung: no step at all for 60 s, killed; last line: waits"),
+        (WAITS, "hung: no step at all for 600 s, killed; last line: waits"),
         ("input('really? ')", "the program reads its standard input, which is closed here"),
         ("import torch.nn_", "before its first step; ModuleNotFoundError: No module named 'torch"),
+        ("train(200, 0.0)", "train.py failed: the times cannot be read: times do not rise; see "),
         ("", "ended after 0 steps, 31 are needed; last line: none: it built no all-reduce of this"),
     ],
 )
@@ -180,27 +213,30 @@ def test_other_children_of_this_process_live_on(program, runner):
         ("'x y'", "could not convert string to float: 'x y'"),
     ],
 )
-def test_a_run_whose_times_cannot_be_read_is_lost(program, runner, line, why):
+def test_a_run_whose_times_cannot_be_read_has_failed(program, runner, line, why):
     text = "build()\nwith open(asked.clock, 'a') as file:\n    for step in range(31):\n"
     run = runner(program(f"{text}        print({line}, file=file)")).run(AS_IT_IS, 0.0, 1)
-    assert (run.seconds, run.fault, run.lost) == ([], "", f"the times cannot be read: {why}")
+    assert (run.seconds, run.fault) == ([], f"failed: the times cannot be read: {why}")
 
 
-def test_a_run_is_lost_if_somebody_sets_the_clock(program, runner, monkeypatch):
+def test_a_run_fails_if_somebody_sets_the_clock(program, runner, monkeypatch):
     hours = iter([0.0, 3600.0])
     clock = SimpleNamespace(
         monotonic=time.monotonic, sleep=time.sleep, time=lambda: time.time() + next(hours)
     )
     monkeypatch.setattr("hier_allreduce.commands.tune.run.time", clock)
     run = runner(program("train(200)")).run(AS_IT_IS, 0.0, 1)
-    assert run.seconds == [] and run.lost.endswith("the system's clock was set")
+    assert run.seconds == [] and run.fault.endswith("the system's clock was set")
 
 
-def test_a_python_that_ignores_the_path_of_tune_is_named(program, rounds):
-    command = program("")
+def test_a_python_that_ignores_the_path_of_tune_is_named(program, rounds, runner):
+    python, script = program("")
     Path("train.py").write_text("print('trains')", encoding="utf-8")
     with pytest.raises(NothingMeasured, match="no Python in it has the PYTHONPATH that tune sets"):
-        rounds([command[0], "-E", *command[1:]]).run_all()
+        rounds([python, "-E", script]).run_all()
+    # a later run is one candidate's only
+    run = runner([python, "-E", script]).run(AS_IT_IS, 0.0, 1)
+    assert run.fault.startswith("ended after 0 steps")
 
 
 OUTPUT = """Epoch 3\r 12/100 examples
@@ -263,7 +299,6 @@ def test_a_program_that_trains_without_ours_is_ended_with_the_change(
     train = "class MirroredStrategy:\n    pass\nstrategy = MirroredStrategy()\n"
     train += "import tensorflow.python.client.session as session\nsession.run()\n"
     Path("own.py").write_text("import hier_allreduce\n" * imports_ours + train)
-    # a program that imports ours gets a twentieth of this time to build it
-    start_patience = 120.0 if imports_ours else 1e5
+    monkeypatch.setattr("hier_allreduce.commands.tune.observer.BUILT_WITHIN", 6.0)
     with pytest.raises(NothingMeasured, match=r"(?s)TensorFlow runs, but.*cross_device_ops="):
-        rounds([sys.executable, "own.py"], start_patience=start_patience).run_all()
+        rounds([sys.executable, "own.py"]).run_all()

@@ -156,17 +156,14 @@ def test_the_first_run_of_all_counts_if_there_is_no_other():
     assert slow.step == pytest.approx(0.1, rel=1e-3) and len(slow.runs) == 6
 
 
-def test_the_table_has_faults_lost_runs_and_left_out_candidates():
-    lost = Run(Candidate("flat"), [], 7, Path("log"), lost="the times cannot be read")
-    runs = [*runs_with(now=QUIET, flat=[90] * 6, tree="hangs"), lost]
+def test_the_table_has_faults_and_left_out_candidates():
+    runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs")
     left_out = {"x": "no time", "y": "no time", BASELINE: "no GPUs"}
     lines = report(verdict(runs, left_out)).splitlines()
     assert lines[1].split() == ["the", "program", "as", "it", "is", "100", "(99–101)", "6"]
     assert lines[2].split()[:2] == ["flat", "90"] and lines[2].endswith("6     ← use this")
     assert lines[3].split() == ["tree", "hung:", "no", "step"]
     assert "  x, y: no time" in lines and "  NcclAllReduce: no GPUs" in lines
-    lines = report(verdict([*runs_with(now=QUIET, flat=QUIET), lost])).splitlines()
-    assert lines[2].endswith("  6  the times cannot be read")
 
 
 def test_a_candidate_that_hangs_once_is_not_measured():
@@ -200,31 +197,3 @@ def test_json_has_the_same():
     )
     assert flat["step"] == pytest.approx(0.09) and flat["runs"][2]["round"] == 3
     assert flat["ratio"]["middle"] == pytest.approx(0.9, rel=1e-3) and flat["ratio"]["pairs"] == 6
-
-
-def test_the_picture_has_a_bar_for_each_measured_candidate(tmp_path):
-    pytest.importorskip("matplotlib")
-    from hier_allreduce.commands.tune.picture import draw
-
-    runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs", baseline=[120] * 6)
-    path = tmp_path / "steps.svg"
-    draw(verdict(runs), path, "python train.py")
-    text = path.read_text(encoding="utf-8")
-    shown = {word for word in ("flat", "tree", BASELINE, "use this") if f"{word}" in text}
-    assert shown == {"flat", BASELINE, "use this"} and AS_IT_IS in text
-
-
-def test_the_picture_has_the_tables_order_and_no_run_that_was_disturbed(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from hier_allreduce.commands.tune.picture import draw
-
-    figures = []
-    runs = runs_with(now=QUIET, flat=[90] * 11 + [9000], baseline=[80] * 6)
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    draw(verdict(runs), tmp_path / "steps.png", "python train.py")
-    (axes,) = figures[0].axes
-    from_top = [label.get_text() for label in reversed(axes.get_yticklabels())]
-    assert [AS_IT_IS in text or text for text in from_top][:2] == [True, "flat"]
-    assert axes.get_xlim()[1] < 300

@@ -38,7 +38,15 @@ CANDIDATES = (*ALGORITHMS, *NARROW, NO_EDGES, *ALL_BASELINES)
 GROUPED = "hierarchical"
 
 _FREE: Dict[str, Any] = {"algorithm": RULE, "chunk_bytes": None, "groups": None, "main": None}
-_TOWER_0 = {**_FREE, "algorithm": "flat", "chunk_bytes": 0, "main": 0}
+# The plain sum knows neither 16-bit copies nor control edges, whatever the program has.
+_TOWER_0 = {
+    **_FREE,
+    "algorithm": "flat",
+    "chunk_bytes": 0,
+    "main": 0,
+    "wire_dtype": None,
+    "edges": False,
+}
 _WITH_SIZE = re.compile(r"(.+)-(\d+)MiB$")
 
 Groups = Sequence[Sequence[int]]
@@ -139,11 +147,14 @@ def candidates_for(
     baselines = [name for name in only if name in ALL_BASELINES] if only else of_front_end
     for baseline in sorted(baselines, key=lambda baseline: baseline != _as_it_was(facts)):
         lacks_towers = baseline == "tensorpack-hierarchical" and facts.towers != 8
+        # TensorFlow has two groups of K // 2 replicas, so that the sum would be a wrong one.
+        drops_one = baseline == "HierarchicalCopyAllReduce" and facts.towers % 2
         reasons = (
             (baseline not in of_front_end, f"the program's front end is {facts.front_end}"),
             (facts.update != "replicated", f"it has no equal of update={facts.update!r}"),
             ("nccl" in baseline.lower() and not facts.gpus, "NCCL needs GPUs"),
             (lacks_towers, f"it needs 8 towers, and there are {facts.towers}"),
+            (drops_one, "it drops the last of an odd number of replicas"),
         )
         why_not = next((reason for holds, reason in reasons if holds), "")
         if why_not:

@@ -19,8 +19,7 @@ from ...cluster.environment import job_of
 from ...errors import HierAllreduceError
 from .. import options
 from ..doctor.nvidia_smi import groups_here
-from . import picture
-from .candidates import CANDIDATES, check_name
+from .candidates import CANDIDATES, RULE, check_name
 from .faults import NothingMeasured
 from .observer import VARIABLE
 from .progress import Progress
@@ -48,20 +47,14 @@ def add_arguments(parser: Any) -> None:
     )
     add("--only", metavar="A,B", type=candidate_names, default=[], help=help)
 
-    help = "longest time without a step, such as 60s or 2min (default 60s)"
-    add("--patience", metavar="TIME", type=seconds, default=60.0, help=help)
-
     help = (
-        "longest time before the first step (default 10min); in later runs --patience, or three"
-        " times the start of the first run"
+        "longest time without a step, such as 60s or 2min (default 60s); the start of the first run"
+        " may take a third of --minutes, up to 10min"
     )
-    add("--start-patience", metavar="TIME", type=seconds, default=600.0, help=help)
+    add("--patience", metavar="TIME", type=seconds, default=60.0, help=help)
 
     help = "file for the best strategy, for strategy='FILE'"
     add("-o", metavar="FILE", type=strategy_file, help=help)
-
-    help = "file for a picture of the steps, such as steps.png (needs matplotlib)"
-    add("--picture", metavar="FILE", type=options.output, help=help)
 
     add("--json", action="store_true", help="one JSON object instead of the table")
 
@@ -105,8 +98,6 @@ def main(args: argparse.Namespace) -> int:
     # All is checked before the first run, because a run takes minutes.
     for package in ("psutil", "tqdm"):
         require(package, "tune")
-    if args.picture:
-        picture.check(args.picture)
     _check_program(args.program)
     folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
     print(
@@ -119,8 +110,7 @@ def main(args: argparse.Namespace) -> int:
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.default_int_handler)
     progress = Progress(args.minutes)
-    waits = (args.patience, args.start_patience, args.minutes)
-    runner = Runner(args.program, *waits, folder, progress)
+    runner = Runner(args.program, args.patience, args.minutes, folder, progress)
     rounds = Rounds(runner, groups_here(), args.only, progress)
     is_interrupted = False
     try:
@@ -173,16 +163,21 @@ def _check_program(program: Sequence[str]) -> None:
 
 
 def _write(args: argparse.Namespace, verdict: Verdict, kept: Dict[str, Any]) -> None:
-    """Write the strategy and the picture that are asked for, where there are any."""
+    """Write the best strategy if a file is asked for, or say why there is none."""
+    if not args.o:
+        return
+    best = verdict.best.candidate if verdict.best else None
     # A baseline cannot be written, because a strategy file has the fields of ours only.
-    has_strategy = verdict.best is not None and not verdict.best.candidate.baseline
-    if args.o and has_strategy:
+    if best is None or best.baseline:
+        print(f"{args.o} is not written: {verdict.sentences[0]}", file=sys.stderr)
+    elif {**kept, **best.changes}.get("algorithm", RULE) is None:
+        changes = ", ".join(f"{field}={choice!r}" for field, choice in best.changes.items())
+        print(
+            f"{args.o} is not written: a file cannot have the function that is your algorithm;"
+            f" write {changes} into your Strategy",
+            file=sys.stderr,
+        )
+    else:
         options.make_folder(args.o)
         args.o.write_text(as_yaml(verdict, kept), encoding="utf-8")
         print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
-    elif args.o:
-        print(f"{args.o} is not written: {verdict.sentences[0]}", file=sys.stderr)
-    if args.picture and any(row.runs for row in verdict.rows):
-        options.make_folder(args.picture)
-        picture.draw(verdict, args.picture, " ".join(args.program))
-        print(f"{args.picture} shows the steps", file=sys.stderr)

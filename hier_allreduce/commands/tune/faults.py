@@ -45,7 +45,7 @@ def explained(fault: str, output: Path) -> str:
     if error:
         words.append(_MODULE.sub("", error, 1)[:_LONGEST])
     # What a program did last tells why it hangs; "Graph execution error:" has the cause below it.
-    if not error or error.endswith(":") or fault.startswith("hung"):
+    if not error or error.endswith(":") or not fault.startswith("failed"):
         words.append(f"last line: {lines[-1][:_LONGEST] if lines else 'none'}")
     return "; ".join(words)
 

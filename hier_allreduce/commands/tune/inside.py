@@ -1,4 +1,4 @@
-"""Inside the user's program: the hook that obeys ``tune``.
+"""Inside the user's program: the measurement that obeys ``tune``.
 
 ``observer`` calls :func:`begin` when the program imports the all-reduce of this package. The clock
 is an op that appends the time to the clock file. The first all-reduce of a graph has it, so that it
@@ -8,7 +8,7 @@ runs once a step.
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Optional
@@ -18,13 +18,11 @@ import tensorflow as tf
 from ...errors import ClusterError, HierAllreduceError
 from ...graph.devices import all_on_cpu
 from ...graph.layout import Layout, lay_out
-from ...graph.measuring import Hook, Rows, use
+from ...graph.measuring import Measurement, Rows, use
 from ...planning.chunks import Load
 from ...planning.strategy import Strategy
 from .protocol import ProgramFacts, Request
 from .step_cost import trace_step
-
-KEPT = ("sparse", "missing", "wire_dtype", "edges")  # the program's choices that candidates keep
 
 
 def begin(setting: str) -> None:
@@ -36,7 +34,7 @@ def begin(setting: str) -> None:
     use(MeasuredProgram(Request.read(setting)))
 
 
-class MeasuredProgram(Hook):
+class MeasuredProgram(Measurement):
     """A program with a candidate's all-reduce, a clock, and facts about what it builds."""
 
     def __init__(self, request: Request):
@@ -83,8 +81,14 @@ class MeasuredProgram(Hook):
                 continue
             plan_by_name[name] = _digest(candidate)
         # Defaults are left out, because they would only make a strategy's file longer.
-        choices = {field: getattr(strategy, field) for field in KEPT}
-        default = Strategy()
+        kept = {
+            field.name: getattr(strategy, field.name)
+            for field in fields(Strategy)
+            if getattr(strategy, field.name) != field.default
+        }
+        # JSON has no word for a function, and None is no algorithm's name.
+        if callable(strategy.algorithm):
+            kept["algorithm"] = None
         self._note(
             self._facts._replace(
                 towers=len(layout.devices),
@@ -92,11 +96,7 @@ class MeasuredProgram(Hook):
                 bytes=size,
                 plan=_digest(layout),
                 plans=plan_by_name,
-                kept={
-                    field: choice
-                    for field, choice in choices.items()
-                    if choice != getattr(default, field)
-                },
+                kept=kept,
             )
         )
 

@@ -23,6 +23,7 @@ from typing import Any, Dict, Set
 VARIABLE = "HIER_ALLREDUCE_TUNE"
 PAUSE = 0.2  # seconds
 SEEN_AFTER = 4.0  # seconds in which TensorFlow executes something
+BUILT_WITHIN = 30.0  # such seconds before ours is built, in a program that imports it
 _EXECUTING = (
     os.path.join("tensorflow", "python", "client", "session.py"),
     os.path.join("tensorflow_core", "python", "client", "session.py"),  # TensorFlow 1.15
@@ -42,12 +43,12 @@ tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())    # or
 }
 
 
-def check(clock: str, start_patience: float) -> None:
+def check(clock: str) -> None:
     """End a run in which TensorFlow is seen without ours; in the process of ``tune``.
 
     Raises:
         NothingMeasured: TensorFlow runs, but no all-reduce of this package was built. A program
-            that imports this package gets a twentieth of ``start_patience`` to build one.
+            that imports this package has more time, because it may restore a checkpoint first.
     """
     # It is imported here, because the copy in the program has no such module beside it.
     from .faults import NothingMeasured
@@ -56,7 +57,7 @@ def check(clock: str, start_patience: float) -> None:
     if not path.exists() or Path(clock + ".facts").exists():
         return
     seen = json.loads(path.read_text(encoding="utf-8"))
-    if seen["imports_ours"] and seen["seconds"] < start_patience / 20:
+    if seen["imports_ours"] and seen["seconds"] < BUILT_WITHIN:
         return
     change = "".join(
         f"\n    {line}" for line in _CHANGE_BY_FRONT_END[seen["front_end"]].splitlines()

@@ -67,7 +67,8 @@ class ProgramFacts(NamedTuple):
         bytes: the size of all gradients of a tower.
         plan: a text that differs between plans; of two all-reduces, that with more bytes.
         plans: such a text for each of the request's ``strategies`` that fits K towers.
-        kept: the program's own choices that all candidates of ours keep.
+        kept: fields of the program's strategy that are no defaults, for candidates of ours that
+            change other ones; a function as ``algorithm`` is None.
         cost: the cost of the traced step, in a line.
     """
 

@@ -24,7 +24,7 @@ def report(verdict: Verdict) -> str:
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
     for row in verdict.rows:
         if not row.runs:
-            lines.append((row.title, "", "", "", row.fault or row.lost))
+            lines.append((row.title, "", "", "", row.fault))
             continue
         steps = [run.step for run in row.runs]
         step = f"{_ms(row.step)} ({_ms(min(steps))}–{_ms(max(steps))})"
@@ -32,7 +32,7 @@ def report(verdict: Verdict) -> str:
         if row.ratio is not None:
             ends = f"{row.ratio.low:.3f}–{row.ratio.high:.3f}"
             ratio = f"{row.ratio.middle:.3f} ({'unsure' if row.ratio.is_vague else ends})"
-        mark = "← use this" if row is verdict.best else row.lost
+        mark = "← use this" if row is verdict.best else ""
         lines.append((row.title, step, ratio, str(len(row.runs)), mark))
     paragraphs = [table(lines), _LEGEND]
     if verdict.cost:
@@ -71,7 +71,6 @@ def as_json(verdict: Verdict) -> Dict[str, Any]:
                 "step": row.step if row.runs else None,
                 "ratio": ratio and ratio._asdict(),
                 "runs": [{"round": run.round, "windows": run.seconds} for run in row.runs],
-                "lost": row.lost,
                 "fault": row.fault,
             }
         )
@@ -88,7 +87,6 @@ def as_yaml(verdict: Verdict, kept: Dict[str, Any]) -> str:
     """Return the best candidate's strategy, with ``kept`` fields, and the table as comments."""
     changes = verdict.best.candidate.changes if verdict.best else {}
     # None is the default of a field, and a file says no more than it must.
-    given = {field: choice for field, choice in changes.items() if choice is not None}
+    fields = {field: choice for field, choice in {**kept, **changes}.items() if choice is not None}
     comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(verdict).splitlines())]
-    fields = yaml.safe_dump({**kept, **given}, sort_keys=False)
-    return "\n".join([*comments, fields])
+    return "\n".join([*comments, yaml.safe_dump(fields, sort_keys=False)])

@@ -20,7 +20,7 @@ from .faults import NothingMeasured
 from .progress import Progress
 from .protocol import ProgramFacts
 from .ratio import LEAST_PAIRS
-from .run import LEAST, Run, Runner
+from .run import LEAST, TIME_OVER, UNREADABLE, Run, Runner
 
 MOST_ROUNDS = 12
 MOST_HANGS = 3  # runs, if no run has made steps
@@ -44,8 +44,12 @@ class Pace(NamedTuple):
         return self.start + self.least
 
     def affordable(self, seconds: float) -> int:
-        """Return how many programs can run six times in this time; at least two."""
-        return max(2, int(seconds / (LEAST_PAIRS * self.run)))
+        """Return how many programs can run six times in this time."""
+        return int(seconds / (LEAST_PAIRS * self.run))
+
+    def minutes_for(self, programs: int) -> int:
+        """Return the minutes in which so many programs can run six times, after the first run."""
+        return int((1 + LEAST_PAIRS * programs) * self.run / 60) + 1
 
     def rounds(self, programs: int, seconds: float, done: int = 0) -> int:
         """Return in how many rounds so many programs run; with much time, half of it is steps."""
@@ -103,8 +107,10 @@ class Rounds:
         candidates, self.left_out = candidates_for(self.facts, self._strategies, self._only)
         if not self.runs[0].fault:
             candidates = [Candidate(), *candidates]
-        enough = min(pace.affordable(runner.left()), len(candidates))
-        self._announce(pace, candidates, enough)
+        affordable = pace.affordable(runner.left())
+        self._announce(pace, candidates, affordable)
+        # Two are compared in any time, because a table without certainty is better than none.
+        enough = min(max(2, affordable), len(candidates))
 
         # Round 1: as many candidates as can run six times. One that fails makes room for another.
         rounds = pace.rounds(enough, runner.left())
@@ -114,7 +120,7 @@ class Rounds:
             needed = pace.run * (1 + (LEAST_PAIRS - 1) * (len(healthy) + 1))
             why_not = ""
             if len(healthy) > 1 and needed > runner.left():
-                why_not = f"no time: --minutes {_minutes_for(pace, candidates)} would do"
+                why_not = f"no time: --minutes {pace.minutes_for(len(candidates))} would do"
             elif len(self.runs) >= MOST_HANGS and all(run.has_hung for run in self.runs):
                 # Each hang takes the whole patience, so that a few of them are enough.
                 why_not = f"the program hangs with {MOST_HANGS} others"
@@ -139,19 +145,17 @@ class Rounds:
         """Run the program as it is, and return how long it takes; its facts tell the candidates."""
         first_run = self._runner.run(Candidate(), 0.0, 0, self._strategies)
         program = " ".join(self._runner.command)
-        if first_run is None:
-            raise NothingMeasured(
-                f"{program}: the time was over before step {LEAST}: more --minutes"
-            )
+        if first_run.is_cut:
+            raise NothingMeasured(f"{program}: {first_run.fault}: more --minutes")
         self.facts = first_run.facts
         is_built = self.facts.towers > 0
         # A program that has ended too early is sound, so that its user is told what to change.
         if first_run.fault.startswith("ended"):
             advice = "let it train longer" if is_built else "it built no all-reduce of this package"
             raise NothingMeasured(f"{program} {first_run.fault}: {advice}")
-        if not is_built:
-            fault = first_run.fault or first_run.lost
-            raise NothingMeasured(f"{program} {fault}; see {first_run.output}")
+        # No other program is to win only because somebody set the clock during this run.
+        if not is_built or first_run.fault.startswith(UNREADABLE):
+            raise NothingMeasured(f"{program} {first_run.fault}; see {first_run.output}")
         self.runs.append(first_run)
         if first_run.fault:
             # Nothing is known of the pace of a program that hangs.
@@ -159,10 +163,9 @@ class Rounds:
         # The others start as the first one did, and a hang must not take all the time.
         usual = round(max(self._runner.patience, SLOWEST_START * first_run.overhead))
         self._runner.start_patience = min(self._runner.start_patience, usual)
-        least = LEAST * first_run.step if first_run.seconds else 0.0
-        return Pace(first_run.overhead, least)
+        return Pace(first_run.overhead, LEAST * first_run.step)
 
-    def _announce(self, pace: Pace, candidates: Sequence[Candidate], enough: int) -> None:
+    def _announce(self, pace: Pace, candidates: Sequence[Candidate], affordable: int) -> None:
         """Tell the user which program is which, and for how many of them there is time."""
         fault = self.runs[0].fault
         was = [candidate.name for candidate in candidates if candidate.was]
@@ -172,26 +175,28 @@ class Rounds:
         if fault:
             self._progress.say(f"{AS_IT_IS.capitalize()} {fault}.")
             return
+        enough = min(affordable, len(candidates))
         listed = ", ".join(candidate.name for candidate in candidates[:enough])
-        more = ""
-        if enough < len(candidates):
-            more = f" --minutes {_minutes_for(pace, candidates)} would do for {len(candidates)}."
+        told = f"The time is enough for {LEAST_PAIRS} or more runs of each of {enough}: {listed}."
+        would_do = [
+            f"--minutes {pace.minutes_for(programs)} would do for {programs}"
+            for programs in sorted({2, len(candidates)})
+        ]
+        if enough < 2:
+            told = f"The time is too short for a certain answer: {', '.join(would_do)}."
+        elif enough < len(candidates):
+            told += f" {would_do[-1]}."
         self._progress.say(
-            f"A start takes {pace.start:.0f} s. The time is enough for {LEAST_PAIRS} or more runs"
-            f" of each of {enough}: {listed}.{more} Ctrl-C prints the table so far."
+            f"A start takes {pace.start:.0f} s. {told} Ctrl-C prints the table so far."
         )
 
     def _run(self, candidate: Candidate, seconds: float, round: int) -> bool:
         """Run a candidate; return whether it may run again."""
         run = self._runner.run(candidate, seconds, round) if self._runner.left() > 0 else None
-        if run is not None:
-            self.runs.append(run)
-        elif round == 1:
-            self.left_out[candidate.name] = "the time was over"
+        if run is None or run.is_cut:
+            if round == 1:
+                self.left_out[candidate.name] = TIME_OVER if run is None else run.fault
+            return False
+        self.runs.append(run)
         # A candidate that has failed once gets no other run, because its row would have no mean.
-        return run is not None and not run.fault
-
-
-def _minutes_for(pace: Pace, candidates: Sequence[Candidate]) -> int:
-    """Return the minutes in which all candidates can run six times."""
-    return int(LEAST_PAIRS * len(candidates) * pace.run / 60) + 1
+        return not run.fault

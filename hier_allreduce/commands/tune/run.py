@@ -1,8 +1,8 @@
 """One run of the user's program, ended with all its processes once enough steps are measured.
 
-A run fails if the program ends before it has made enough steps. It hangs if no step comes for a
-while. Both are results. A run whose times cannot be read is lost, and tells nothing. GPUs work
-asynchronously, so single steps tell little, and means over windows of 20 steps do.
+A run fails if the program ends before it has made enough steps, or if its times cannot be read. It
+hangs if no step comes for a while. Both are results. GPUs work asynchronously, so single steps tell
+little, and means over windows of 20 steps do.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ WINDOW = 20  # steps
 LEAST = LEFT_OUT + WINDOW + 1  # steps of a run
 MOST = LEFT_OUT + 100 * WINDOW + 1
 CLOCK_SET = 0.01  # seconds by which the system's clock may part from a monotonic one in a run
+UNREADABLE = "failed: the times cannot be read"  # how the fault of such a run begins
+TIME_OVER = "the time was over"  # likewise
+# If the first run hangs, there is time for two others, and with hours nobody waits hours for it.
+START_SHARE = 1 / 3  # of the time of all runs, for the start of the first one
+LONGEST_START = 600.0  # seconds
 
 
 class Run(NamedTuple):
@@ -36,11 +41,10 @@ class Run(NamedTuple):
 
     Attributes:
         candidate: its all-reduce.
-        seconds: a step's seconds in every window of 20 steps; none if the run failed, or is lost.
+        seconds: a step's seconds in every window of 20 steps; none if the run failed.
         round: the number of the round in which each candidate runs once; 0 is the first run.
         output: the file with what the program has printed.
-        fault: how the program failed or hung.
-        lost: why the times of a program that trained cannot be read.
+        fault: how the program failed or hung, or that the time was over.
         facts: what the program has told about its all-reduce.
         overhead: seconds of the run without its steps: most are the program's start.
     """
@@ -50,7 +54,6 @@ class Run(NamedTuple):
     round: int
     output: Path
     fault: str = ""
-    lost: str = ""
     facts: ProgramFacts = ProgramFacts()
     overhead: float = 0.0
 
@@ -58,6 +61,11 @@ class Run(NamedTuple):
     def has_hung(self) -> bool:
         """Whether the program stopped making steps."""
         return self.fault.startswith("hung")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the deadline has ended it, which tells nothing about the candidate."""
+        return self.fault.startswith(TIME_OVER)
 
     @property
     def step(self) -> float:
@@ -111,13 +119,17 @@ class _Clock:
 
 
 class Runner:
-    """Runs a program with candidates, until a deadline."""
+    """Runs a program with candidates, until a deadline.
+
+    Attributes:
+        start_patience: seconds without a first step, after which a program hangs; later runs may
+            have others.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
         patience: float,
-        start_patience: float,
         seconds: float,
         folder: Path,
         progress: Progress,
@@ -126,8 +138,7 @@ class Runner:
 
         Args:
             command: the program and its arguments.
-            patience: seconds without a step, after which a program hangs.
-            start_patience: seconds before the first step, likewise; they may change between runs.
+            patience: seconds without another step, after which a program hangs.
             seconds: the time until the deadline of all runs.
             folder: where the outputs of the programs go.
             progress: tells the user how far it is.
@@ -135,7 +146,7 @@ class Runner:
         self.command = list(command)
         self.deadline = time.monotonic() + seconds
         self.patience = patience
-        self.start_patience = start_patience
+        self.start_patience = min(START_SHARE * seconds, LONGEST_START)
         self._folder = folder
         self._progress = progress
         self._started_runs = 0
@@ -155,18 +166,18 @@ class Runner:
         seconds: float,
         round: int,
         strategies: Optional[Dict[str, Dict[str, Any]]] = None,
-    ) -> Optional[Run]:
-        """Run the program, with so many seconds of steps; None if the deadline came too early.
+    ) -> Run:
+        """Run the program, with so many seconds of steps.
 
         Args:
             candidate: its all-reduce.
             seconds: the time from the first step on; a run has at least 31 steps.
-            round: the number of the round.
+            round: the number of the round; only in round 0 the whole program may be refused.
             strategies: changes of other candidates, whose plans the facts are to have.
 
         Raises:
-            NothingMeasured: the program trains without an all-reduce of this package, or leaves
-                the PYTHONPATH of ``tune`` out.
+            NothingMeasured: in round 0, the program trains without an all-reduce of this package,
+                or leaves the PYTHONPATH of ``tune`` out.
             OSError: the program cannot be started.
         """
         self._started_runs += 1
@@ -178,16 +189,15 @@ class Runner:
         told = (candidate.baseline, candidate.changes, str(clock.path), strategies or {}, traced)
         process = self._started(Request(*told), output)
         try:
-            fault = self._wait(process, clock, seconds, candidate)
+            fault = self._wait(process, clock, seconds, candidate, round)
         finally:
             end(process, self._strangers)
-        if fault is None:
-            return None
         took = time.monotonic() - clock.begun
         facts = ProgramFacts.read(str(clock.path))
         run = Run(candidate, [], round, output, facts=facts, overhead=took)
         # A program may fail before any Python starts, but one that hangs or ends should have one.
-        if fault and not fault.startswith("failed") and not observer.has_begun(str(clock.path)):
+        should_have = round == 0 and fault and not fault.startswith("failed")
+        if should_have and not observer.has_begun(str(clock.path)):
             raise faults.NothingMeasured(
                 f"{' '.join(self.command)} {fault}: no Python in it has the PYTHONPATH that tune"
                 " sets; let the program add to it (PYTHONPATH=.:$PYTHONPATH), and leave out -E, -I"
@@ -198,7 +208,7 @@ class Runner:
         try:
             windows = clock.windows()
         except ValueError as error:
-            return run._replace(lost=f"the times cannot be read: {error}")
+            return run._replace(fault=f"{UNREADABLE}: {error}")
         overhead = max(0.0, took - (clock.newest - clock.begun - clock.start))
         return run._replace(seconds=windows, overhead=overhead)
 
@@ -222,9 +232,9 @@ class Runner:
             )
 
     def _wait(
-        self, process: Any, clock: _Clock, seconds: float, candidate: Candidate
-    ) -> Optional[str]:
-        """Wait until a run has enough steps; return its fault, or "", or None if time is up.
+        self, process: Any, clock: _Clock, seconds: float, candidate: Candidate, round: int
+    ) -> str:
+        """Wait until a run has enough steps, and return its fault, or "".
 
         Raises:
             NothingMeasured: as :meth:`run`.
@@ -248,10 +258,10 @@ class Runner:
                 after = f"after {count(clock.steps, 'step')}"
                 return f"failed: {by} {after if clock.steps else 'before its first step'}"
             if now > self.deadline:
-                return None
-            # A program without ours never makes a step that the clock sees, and would seem to hang.
-            if not clock.steps:
-                observer.check(str(clock.path), self.start_patience)
+                return f"{TIME_OVER} before step {LEAST}" if clock.steps else f"{TIME_OVER}: {step}"
+            # Without ours the clock sees no step, so the first run shows that the program has it.
+            if not clock.steps and round == 0:
+                observer.check(str(clock.path))
             allowed = self.patience if clock.steps else self.start_patience
             if now - clock.newest > allowed:
                 after = f"after step {clock.steps}" if clock.steps else "at all"

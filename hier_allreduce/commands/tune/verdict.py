@@ -16,15 +16,13 @@ class Row(NamedTuple):
 
     Attributes:
         candidate: its all-reduce.
-        runs: its runs with times; none if one of its runs has failed.
-        lost: why some runs have no times; an empty text if all have.
+        runs: its runs; none if one of them has failed.
         fault: how a run has failed; an empty text if none has.
         ratio: its step divided by that of the first row with runs, in pairs of runs.
     """
 
     candidate: Candidate
     runs: List[Run]
-    lost: str = ""
     fault: str = ""
     ratio: Optional[Ratio] = None
 
@@ -68,9 +66,7 @@ def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> V
         counted = [run for run in all_runs if run.round] or all_runs
         # One fault excludes a candidate, because a program that hangs now and then is of no use.
         fault = next((run.fault for run in counted if run.fault), "")
-        lost = next((run.lost for run in counted if run.lost), "")
-        good = [run for run in counted if run.seconds and not fault]
-        rows.append(Row(counted[0].candidate, good, lost, fault))
+        rows.append(Row(counted[0].candidate, [] if fault else counted, fault))
 
     measured = [row for row in rows if row.runs]
     for index, row in enumerate(rows):
