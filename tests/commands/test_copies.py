@@ -12,6 +12,18 @@ from hier_allreduce.commands.doctor.copies import MeasuredCopy
 CPUS = ["/cpu:0", "/cpu:1"]
 GPUS = ["/gpu:0", "/gpu:1", "/gpu:2"]
 REMEDY = "; turn off the IOMMU and ACS in the firmware, or update the driver"
+POLLING = "Error polling for event status: failed to query event: CUDA_ERROR_ILLEGAL_ADDRESS"
+E_LINE = f"2025-11-27 09:54:12.185653: E tensorflow/cuda/cuda_event.cc:29] {POLLING}"
+F_LINE = "2025-11-27 09:54:12.185654: F tensorflow/gpu/gpu_event_mgr.cc:220] Unexpected status: 1"
+# A TensorFlow that prints the lines of its log level, and ends by a signal.
+DIES = """
+import os, sys
+level = int(os.environ["TF_CPP_MIN_LOG_LEVEL"])
+for line in {lines}:
+    if "IWEF".index(line.split()[2]) >= level:
+        print(line, file=sys.stderr, flush=True)
+os.abort()
+"""
 
 
 def test_bits_of_cpu_devices_are_compared():
@@ -47,6 +59,29 @@ def test_a_device_that_does_not_exist_is_an_error():
         HierAllreduceError, match=r"TensorFlow cannot use /gpu:99: the process ended: .*Error"
     ):
         copies.copy_all(["/gpu:99", "/cpu:0"])
+
+
+@pytest.mark.parametrize(
+    "lines, cause",
+    [
+        ([E_LINE, F_LINE], f"SIGABRT: {POLLING}"),
+        ([F_LINE], "SIGABRT: Unexpected status: 1"),
+        ([], "SIGABRT"),
+    ],
+)
+def test_a_signal_is_told_with_its_cause(monkeypatch, tmp_path, lines, cause):
+    (tmp_path / "tensorflow.py").write_text(DIES.format(lines=lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(HierAllreduceError) as error:
+        copies.copy_all(GPUS)
+    assert str(error.value) == f"TensorFlow cannot use /gpu:0: the process ended: {cause}"
+
+
+def test_pairs_whose_bits_differ_are_in_one_line():
+    found = {pair: MeasuredCopy(differ=9**k) for k, pair in enumerate(permutations(GPUS, 2))}
+    (line,) = copies.faults(found)
+    assert line.startswith("copies /gpu:0 → /gpu:1, /gpu:0 → /gpu:2, ")
+    assert f"/gpu:2 → /gpu:1: 1 to 59049 bytes of 32 MiB arrive changed{REMEDY}" in line
 
 
 def test_speeds_and_faults_of_gpus_are_in_one_table():

@@ -9,12 +9,14 @@ from helpers.nvidia_smi import table_of
 
 from hier_allreduce.commands.doctor.nvidia_smi import groups_here
 
-# A TensorFlow whose GPUs are those of the variable FAKE_GPUS.
+# A TensorFlow whose GPUs are those of the variable FAKE_GPUS; it prints the lines of its log level.
 TENSORFLOW = """
 import json, os, sys
 from types import SimpleNamespace as Some
 facts = json.loads(os.environ["FAKE_GPUS"])
-print(facts["complaint"], file=sys.stderr)
+level = int(os.environ["TF_CPP_MIN_LOG_LEVEL"])
+lines = [line for line in facts["complaint"].splitlines() if "IWEF".index(line[0]) >= level]
+print(*lines, sep="\\n", file=sys.stderr)
 __version__ = "2.21.0"
 test = Some(is_built_with_cuda=lambda: facts["cuda"])
 """
@@ -23,6 +25,7 @@ from types import SimpleNamespace as Some
 from tensorflow import facts
 
 def list_local_devices():
+    exec(facts["fault"])
     def gpu(number, peers):
         links = Some(links=Some(link=[Some(device_id=peer) for peer in peers]))
         described = f"device: {number}, name: {facts['model']}, pci bus id: 0000:01:00.0"
@@ -53,11 +56,14 @@ def all_peers(count):
 def machine(monkeypatch, tmp_path):
     """``machine(peers=[[1], [0]], …)``: make this machine one with such GPUs."""
 
-    def made(peers=(), cuda=True, complaint="", model="Tesla V100", smi=None, **variables):
+    def made(
+        peers=(), cuda=True, complaint="", fault="", model="Tesla V100", smi=None, **variables
+    ):
         """Make a machine.
 
-        ``peers`` has those of each GPU that TensorFlow sees; ``smi`` is the number of GPUs that
-        nvidia-smi sees, or its (listing, table, status).
+        ``peers`` has those of each GPU that TensorFlow sees, and ``fault`` is run when it lists
+        them; ``smi`` is the number of GPUs that nvidia-smi sees, or its (listing, table, status).
+        The lines of ``complaint`` begin with I, W, E or F.
         """
         packages = tmp_path / "packages"
         client = packages / "tensorflow" / "python" / "client"
@@ -65,7 +71,8 @@ def machine(monkeypatch, tmp_path):
         (packages / "tensorflow" / "__init__.py").write_text(TENSORFLOW)
         (client / "device_lib.py").write_text(DEVICE_LIB)
         monkeypatch.setenv("PYTHONPATH", str(packages))
-        facts = {"cuda": cuda, "complaint": complaint, "model": model, "peers": list(peers)}
+        facts = {"cuda": cuda, "complaint": complaint, "fault": fault, "model": model}
+        facts["peers"] = list(peers)
         monkeypatch.setenv("FAKE_GPUS", json.dumps(facts))
         monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/bin", "/usr/bin"]))
         monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
@@ -149,16 +156,33 @@ def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
         ({"peers": all_peers(4), "smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
         ({"smi": 1, "cuda": False}, "uses 0 of 1 GPU, since it is built without CUDA: see"),
         (
-            {"smi": 2, "complaint": "W gpu: Could not load dynamic library 'libcudnn.so.8'; x"},
+            {
+                "smi": 2,
+                "complaint": "W trt: Could not load dynamic library 'libnvinfer.so.7'; x\n"
+                "W gpu: Could not load dynamic library 'libcudnn.so.8'; x",
+            },
             "uses 0 of 2 GPUs (Could not load dynamic library 'libcudnn.so.8'): install the CUDA",
         ),
         (
             {
                 "peers": [[]],
                 "smi": 2,
-                "complaint": "Ignoring visible gpu device (device: 1) with core count: 4.",
+                "complaint": "I gpu: Ignoring visible gpu device (device: 1) with core count: 4.",
             },
             "uses 1 of 2 GPUs (Ignoring visible gpu device (device: 1) with core count: 4.): it",
+        ),
+        (
+            {"peers": [[]], "smi": 8, "complaint": "I gpu: Created device"},
+            "uses 1 of 8 GPUs: it leaves out old and small ones, such as those that drive a display"
+            ", and CUDA shows it one part of split ones (MIG: `nvidia-smi -L` lists the parts)",
+        ),
+        (
+            {"smi": 2, "fault": "raise RuntimeError('CUDA_ERROR_OUT_OF_MEMORY')"},
+            "TensorFlow cannot list its GPUs: RuntimeError: CUDA_ERROR_OUT_OF_MEMORY; `nvidia-smi`",
+        ),
+        (
+            {"smi": 2, "complaint": "I cpu: AVX", "fault": "import os\nos.abort()"},
+            "TensorFlow cannot list its GPUs: SIGABRT; `nvidia-smi` shows who uses them",
         ),
         (
             {"smi": 2, "CUDA_VISIBLE_DEVICES": ""},
@@ -204,10 +228,15 @@ def test_fewer_cores_than_gpus_want_more_threads(machine, problems, monkeypatch)
             "1. TensorFlow cannot be used, install one that fits this processor and",
         ),
         (
-            "import os, signal\nos.kill(os.getpid(), signal.SIGILL)",
-            "this processor and Python: it ended with SIGILL",
+            "import os, signal, sys\nprint('unrelated', file=sys.stderr, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGILL)",
+            "this processor and Python: SIGILL\n",
         ),
-        ("import sys\nsys.exit(3)", "this processor and Python: it ended with status 3"),
+        (
+            "raise TypeError('Descriptors cannot be created directly.')",
+            "this processor and Python: TypeError: Descriptors cannot be created directly.\n",
+        ),
+        ("import sys\nsys.exit(3)", "this processor and Python: status 3\n"),
         (
             "raise ImportError(\"No module named 'tensorflow'\")",
             '1. hier_allreduce needs tensorflow: python -m pip install ".[tf]"',

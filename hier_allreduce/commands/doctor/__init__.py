@@ -4,7 +4,7 @@
 
     packages, TensorFlow (probe), nvidia_smi ─► facts ─► problems, each with its remedy
     nvidia-smi topo -m ─► nvlinks ─► groups=…
-    --copies ─► copies (copier) ─► bits, GB/s
+    --copies ─► copies (copier) ─► bits, GB/s      causes: why probe or copier ended
 """
 
 from __future__ import annotations

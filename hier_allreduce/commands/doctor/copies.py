@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from ..._lazy import require
 from ...errors import HierAllreduceError
 from ...formatting import rounded, table
+from .causes import cause_of_end
 
 Pair = Tuple[str, str]
 START = 180.0  # seconds until TensorFlow has the devices, and then their memory
@@ -84,7 +85,8 @@ def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
         todo = {"first": device, "pairs": pairs, "start": START, "limit": LIMIT}
         with tempfile.TemporaryFile() as errors, subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.copier", json.dumps(todo)],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            # with errors, because the line that ends TensorFlow does not name CUDA's
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -105,16 +107,14 @@ def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
 
 def _fault(process: Any, errors: Any) -> str:
     """Return why a process has ended."""
-    process.wait()
+    status = process.wait()
     errors.seek(0)
     output = errors.read().decode("utf-8", "replace")
     timeout = _TIMEOUT.search(output)
     if timeout:
         hours, minutes, seconds = map(float, timeout.groups())
         return f"no answer for {3600 * hours + 60 * minutes + seconds:g} s"
-    # The last line with an error is the cause: those before it are handled, or its context.
-    causes = [line.strip() for line in output.split("\n") if "Error" in line] or ["no message"]
-    return f"the process ended: {causes[-1][:150]}"
+    return f"the process ended: {cause_of_end(status, output)}"
 
 
 def report(devices: Sequence[str], copy_by_pair: Dict[Pair, MeasuredCopy]) -> str:
@@ -140,10 +140,12 @@ def report(devices: Sequence[str], copy_by_pair: Dict[Pair, MeasuredCopy]) -> st
 
 def faults(copy_by_pair: Dict[Pair, MeasuredCopy]) -> List[str]:
     """Return a line for every kind of broken copy, with its remedy."""
+    # The range of all pairs is named, since by its own count every pair would have its own line.
+    counts = sorted(copy.differ for copy in copy_by_pair.values() if copy.differ)
+    span = " to ".join(dict.fromkeys(map(str, counts[:1] + counts[-1:])))
     pairs_by_fault: Dict[str, List[str]] = {}
     for (src, dst), copy in copy_by_pair.items():
-        changed = f"{copy.differ} bytes of 32 MiB arrive changed" if copy.differ else ""
-        fault = copy.fault or changed
+        fault = copy.fault or (f"{span} bytes of 32 MiB arrive changed" if copy.differ else "")
         if fault:
             pairs_by_fault.setdefault(fault, []).append(f"{src} → {dst}")
     lines = []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Tuple
 
+from .causes import cause_of_end
 from .nvidia_smi import NvidiaSmi
 
 if sys.version_info < (3, 8):
@@ -36,9 +36,9 @@ _VARIABLES = re.compile(
     r"|TF_(XLA|GPU|FORCE|USE|PLUGGABLE)_\w*)$"
 )
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
-# the lines in which TensorFlow says why it uses no GPU
+# the lines in which TensorFlow says why it uses no GPU; libnvinfer is TensorRT's, which none needs
 _COMPLAINT = re.compile(
-    r"(Could not load dynamic library '[^']+'|Cannot dlopen some GPU libraries"
+    r"(Could not load dynamic library '(?!libnvinfer)[^']+'|Cannot dlopen some GPU libraries"
     r"|[Ff]ailed call to cuInit: .*|Ignoring visible gpu device .*)"
 )
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")  # Docker's and Podman's
@@ -120,26 +120,26 @@ def _tensorflow() -> TensorFlow:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT,
-            # its complaints about GPUs are warnings
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
+            # all lines, because a GPU that is ignored is no warning to TensorFlow
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
         )
     except subprocess.TimeoutExpired:
         hint = "look at `dmesg`, reset the GPUs"
         return TensorFlow(fault=f"TensorFlow did not list its devices within {_TIMEOUT} s: {hint}")
-    errors = done.stderr.decode("utf-8", "replace").strip()
+    errors = done.stderr.decode("utf-8", "replace")
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
     if done.returncode:
-        # Python's last line names its error; a processor that lacks an instruction leaves none.
-        last_line = errors.splitlines()[-1] if errors else ""
-        if "No module named 'tensorflow'" in last_line:
+        cause = cause_of_end(done.returncode, errors)
+        if "No module named 'tensorflow'" in cause:
             return TensorFlow(fault="TensorFlow is missing")
-        if not last_line:
-            status = done.returncode
-            by = f"status {status}" if status > 0 else signal.Signals(-status).name
-            last_line = f"it ended with {by}"
+        # Once it is imported, TensorFlow fits, unless the processor lacks an instruction.
+        if "{}" in lines and not cause.startswith("SIGILL"):
+            users = "`nvidia-smi` shows who uses them"
+            return TensorFlow(fault=f"TensorFlow cannot list its GPUs: {cause}; {users}")
         advice = "install one that fits this processor and Python"
-        return TensorFlow(fault=f"TensorFlow cannot be used, {advice}: {last_line}")
+        return TensorFlow(fault=f"TensorFlow cannot be used, {advice}: {cause}")
     # Plug-ins may have printed lines of their own before the answer.
-    answer = json.loads(done.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
+    answer = json.loads(lines[-1])
     gpus = [Gpu(*gpu) for gpu in answer["gpus"]]
     complaint = _COMPLAINT.search(errors)
     said = complaint.group() if complaint else ""

@@ -78,7 +78,10 @@ def _driver_problems(facts: Facts) -> Iterator[str]:
         if not tensorflow.cuda:
             yield f"{used}, since it is built without CUDA: see tensorflow.org/install"
         elif tensorflow.gpus:
-            yield f"{said}: it leaves out old and small ones, such as those that drive a display"
+            yield (
+                f"{said}: it leaves out old and small ones, such as those that drive a display, and"
+                " CUDA shows it one part of split ones (MIG: `nvidia-smi -L` lists the parts)"
+            )
         else:
             yield f"{said}: install the CUDA libraries that fit it, see tensorflow.org/install"
 
