@@ -18,7 +18,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from .auditing.audit import audit as audit
     from .auditing.cost import cost as cost
-    from .auditing.hook import CostHook as CostHook
+    from .auditing.cost_hook import CostHook as CostHook
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
     from .errors import ClusterError as ClusterError

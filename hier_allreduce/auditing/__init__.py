@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .audit import Audit, Audited, audit
 from .cost import Cost, cost
-from .hook import CostHook
+from .cost_hook import CostHook
 
 __all__ = ["Audit", "Audited", "Cost", "CostHook", "audit", "cost"]

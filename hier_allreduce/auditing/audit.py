@@ -161,30 +161,24 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
     Raises:
         AuditError: it ran none, or not as planned.
     """
-    ran: List[Tuple[AllReduce, List[Traffic]]] = []
+    calls: List[Audited] = []
     skipped: List[Tuple[str, str]] = []
     for built in recorded_in(graph):
         traffics = [traffic for traffic in executed.traffics if traffic.all_reduce is built]
-        reason = _reason_to_skip(built, traffics, executed, graph)
+        reason = _reason_to_skip(built, traffics, graph)
         if reason:
             skipped.append((built.scope, reason))
         else:
-            ran.append((built, traffics))
-    if not ran and _CONSTANT not in dict(skipped).values():
+            calls.append(_audited(built, traffics, executed))
+    if not calls and _CONSTANT not in dict(skipped).values():
         reasons = "; ".join(map(": ".join, skipped))
         raise AuditError(
             f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
         )
-    # What nobody needs is found only where copies are missing, because that takes a while.
-    if any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics):
-        executed.find_unneeded()
-    calls = [_audited(built, traffics, executed) for built, traffics in ran]
     return Audit(tuple(calls), tuple(skipped))
 
 
-def _reason_to_skip(
-    built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep, graph: Any
-) -> str:
+def _reason_to_skip(built: AllReduce, traffics: Sequence[Traffic], graph: Any) -> str:
     """Return why an all-reduce cannot be audited; empty if it can."""
     # TensorFlow 1 has the branches of a cond or while_loop in the same graph, and partition graphs
     # do not show which branch was taken, or how often.
@@ -196,7 +190,8 @@ def _reason_to_skip(
     has_run = any(traffic.ran or traffic.executed for traffic in traffics)
     if has_run or not is_planned:
         return ""
-    return _CONSTANT if executed.is_constant(built) else "not in this run"
+    are_constant = all(traffic.is_constant for traffic in traffics)
+    return _CONSTANT if are_constant else "not in this run"
 
 
 def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:

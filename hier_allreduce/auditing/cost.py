@@ -19,8 +19,8 @@ from ..formatting import amount, count, rate, table
 from ..graph.record import AllReduce, recorded_in
 from . import picture
 from .gaps import COPIES, PROCESSOR, Gaps
-from .pieces import Chunk, Link, Tower, chunks_in, links_in, tower_of
-from .remedy import place_of, remedy_for
+from .pieces import ChunkTimes, Link, TowerTimes, chunks_in, links_in, tower_of
+from .remedy import remedy_for
 from .trace import Trace
 from .traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE, TracedStep
 
@@ -52,15 +52,15 @@ class Cost(NamedTuple):
     """
 
     step: float
-    towers: Tuple[Tower, ...]
-    chunks: Tuple[Chunk, ...]
+    towers: Tuple[TowerTimes, ...]
+    chunks: Tuple[ChunkTimes, ...]
     links: Tuple[Link, ...]
     processor_ahead: float
     remedy: str
     bars: Tuple[picture.Bar, ...]
 
     @property
-    def last(self) -> Tower:
+    def last(self) -> TowerTimes:
         """The tower that ends last."""
         return max(self.towers, key=lambda tower: tower.end)
 
@@ -84,7 +84,7 @@ class Cost(NamedTuple):
             src_to_ms[link.src] += link.ms
         if src_to_ms:
             busiest = max(src_to_ms, key=lambda src: src_to_ms[src])
-            place = place_of(self.towers[busiest].device)
+            place = self.towers[busiest].place
             clauses.append(f"busiest sender {place}: {src_to_ms[busiest]:.1f} ms")
         # On a CPU device nobody launches kernels, so that there is no lead.
         if "GPU:" in last_tower.device:
@@ -98,7 +98,7 @@ class Cost(NamedTuple):
             waits = [tower.gaps.get(reason, 0.0) for reason in (COPIES, PROCESSOR)]
             gaps = [sum(tower.gaps.values()), *waits]
             times = [tower.pass_end, *gaps, tower.end - tower.pass_end, tower.end]
-            lines.append([place_of(tower.device), *(f"{time:.1f}" for time in times)])
+            lines.append([tower.place, *(f"{time:.1f}" for time in times)])
         tables = [table(lines)]
         if self.chunks:
             lines = [["chunk, ms", "root", "hops", "ready", "sent", "summed", "copied", "updated"]]
@@ -109,7 +109,7 @@ class Cost(NamedTuple):
         # From line to column: the bytes, and the speed while they were copied.
         if self.links:
             pair_to_link = {(link.src, link.dst): link for link in self.links}
-            places = [place_of(tower.device) for tower in self.towers]
+            places = [tower.place for tower in self.towers]
             lines = [["from, to", *places]]
             for src, place in enumerate(places):
                 cells = [place]
@@ -134,7 +134,7 @@ class Cost(NamedTuple):
         Raises:
             HierAllreduceError: matplotlib is missing, or has no such format.
         """
-        places = [place_of(tower.device) for tower in self.towers]
+        places = [tower.place for tower in self.towers]
         ends = [tower.pass_end for tower in self.towers]
         words = "ms after the first kernel of the step"
         picture.draw(self.bars, places, self.summary, path, ends, words)
@@ -184,7 +184,6 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
     if all_reduces and not step.all_reduces:
         raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
     gaps = Gaps(step)
-    # The tower that ends last tells what the step waited for.
     segments = [gaps.segments(device) for device in step.devices]  # of K towers
     towers = [tower_of(step, device, spans) for device, spans in zip(step.devices, segments)]
     chunks = chunks_in(step)
@@ -200,6 +199,7 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
                 ahead.append(kernel.begin - step.trace.nodes[kernel.node].start)
     for copy in step.copies:
         bars.append(picture.Bar(copy.src, COPY, copy.begin, copy.end))
+    # The tower that ends last tells what the step waited for.
     ends_last = max(range(len(towers)), key=lambda tower: towers[tower].end)
     return Cost(
         towers[ends_last].end,
@@ -207,6 +207,6 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
         tuple(chunks),
         tuple(links),
         max(0.0, median(ahead)) if ahead else 0.0,
-        remedy_for(towers, chunks, links, step.copies, segments[ends_last]),
+        remedy_for(towers, ends_last, segments[ends_last], chunks, links, step.copies),
         tuple(bars),
     )

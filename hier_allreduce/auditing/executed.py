@@ -35,8 +35,9 @@ class Traffic:
         tensor: what the record says of it.
         planned: the number of copies by pair of places; at most 1 where towers share devices.
         executed: the number of copies that ran, by pair of places.
-        unneeded: the missing copies that nobody needs, once :meth:`ExecutedStep.find_unneeded` has
-            run.
+        unneeded: the missing copies that nobody needs.
+        is_constant: whether all ops of the tensor compute constants; False in a step without
+            missing copies.
         dtypes: the dtype of the executed copies, by pair.
         sources: the ops whose results were copied, by pair.
         ran: whether an op of the tensor was executed.
@@ -48,6 +49,7 @@ class Traffic:
         self.planned: Counter = Counter()
         self.executed: Counter = Counter()
         self.unneeded: Counter = Counter()
+        self.is_constant = False
         self.dtypes: Dict[Pair, str] = {}
         self.sources: Dict[Pair, Set[str]] = defaultdict(set)
         self.ran = False
@@ -103,6 +105,9 @@ class ExecutedStep:
                 self.traffics.append(traffic)
                 self._scope_to_traffic[f"{prefix}{all_reduce.scope}{tensor.name}"] = traffic
         self._count(partitions)
+        # What nobody needs is found only where copies are missing, because that takes a while.
+        if any(traffic.planned - traffic.executed for traffic in self.traffics):
+            self._find_unneeded()
 
     def _owner(self, op: str) -> Optional[Traffic]:
         """Return the traffic of the tensor to which an op belongs by its name; None for others."""
@@ -161,16 +166,6 @@ class ExecutedStep:
 
         return list(filter(is_idle, all_reduce.devices))
 
-    def is_constant(self, all_reduce: AllReduce) -> bool:
-        """Return whether all ops of an all-reduce compute constants, so that no step needs them."""
-        op_to_computation, constants = _computations(self._graph)
-        for op in self._graph.get_operations():
-            owner = self._owner(self._prefix + op.name)
-            is_its_op = owner is not None and owner.all_reduce is all_reduce
-            if is_its_op and op_to_computation[op.name] not in constants:
-                return False
-        return True
-
     def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
         """Yield a line for each update of a variable that ran elsewhere than on its tower."""
         built = {self._prefix + op.name: op for op in self._graph.get_operations()}
@@ -184,26 +179,30 @@ class ExecutedStep:
                     yield f"tower {tower} ({device}): {op.name!r} ({op.type}) ran on {node.device}"
                     break
 
-    def find_unneeded(self) -> None:
-        """Note the missing copies that nobody needs.
+    def _find_unneeded(self) -> None:
+        """Note the missing copies that nobody needs, and the tensors that are constant.
 
-        These are copies of constants, which Grappler folds; and of values that another copy has
+        Nobody needs copies of constants, which Grappler folds, nor of values that another copy has
         brought, because Grappler merges ops that compute the same, as in a sum and a mean of the
         same gradients.
         """
         op_to_computation, constants = _computations(self._graph)
+        for traffic in self.traffics:
+            traffic.is_constant = True
         # Values are known by what computes them, because Grappler keeps one of several equal ops.
         values_over: Dict[Tuple[Traffic, Pair], Set[Any]] = defaultdict(set)
         for op in self._graph.get_operations():
-            traffic = self._owner(self._prefix + op.name)
-            if traffic is None:
+            owner = self._owner(self._prefix + op.name)
+            if owner is None:
                 continue
+            if op_to_computation[op.name] not in constants:
+                owner.is_constant = False
             for tensor in op.inputs:
-                pair = traffic.place(tensor.device), traffic.place(op.device)
-                devices = traffic.all_reduce.devices
+                pair = owner.place(tensor.device), owner.place(op.device)
+                devices = owner.all_reduce.devices
                 computation = op_to_computation[tensor.op.name]
                 value = computation, tensor.value_index, pair, devices
-                values_over[traffic, pair].add(value)
+                values_over[owner, pair].add(value)
         # What a full pair of copies brought is there, so that nobody needs it once more.
         brought: Set[Any] = set()
         for (traffic, pair), values in values_over.items():

@@ -12,7 +12,7 @@ from .trace import reached
 from .traced import SUM, UPDATE, TowerCopy, TracedStep
 
 
-class Tower(NamedTuple):
+class TowerTimes(NamedTuple):
     """The step on one tower. Times are ms after the first kernel of the step.
 
     Attributes:
@@ -39,8 +39,13 @@ class Tower(NamedTuple):
     processor_after: Dict[str, float]
     updates_after: int
 
+    @property
+    def place(self) -> str:
+        """The short name of its device: ``GPU 5``."""
+        return self.device.rpartition("device:")[2].replace(":", " ")
 
-class Chunk(NamedTuple):
+
+class ChunkTimes(NamedTuple):
     """The way of one chunk. Times are ms after the first kernel of the step; None: not seen.
 
     Attributes:
@@ -92,7 +97,7 @@ class Link(NamedTuple):
 # ---- towers --------------------------------------------------------------------------------------
 
 
-def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Tower:
+def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> TowerTimes:
     """Return the pieces of one tower, from the segments of its time."""
     kernels = step.trace.kernels[device]
     made = [kernel.end for kernel in kernels if kernel.node in step.gradients]
@@ -117,7 +122,7 @@ def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Towe
     late_nodes = {kernel.node for kernel in kernels if kernel.begin >= pass_end}
     updates = sum(step.kind(node) == UPDATE for node in late_nodes)
     end = max((kernel.end for kernel in kernels), default=0.0)
-    return Tower(
+    return TowerTimes(
         device, pass_end, end, dict(busy), dict(gaps), dict(after), dict(processor_after), updates
     )
 
@@ -125,7 +130,7 @@ def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Towe
 # ---- chunks --------------------------------------------------------------------------------------
 
 
-def chunks_in(step: TracedStep) -> List[Chunk]:
+def chunks_in(step: TracedStep) -> List[ChunkTimes]:
     """Return the chunks of a step in the order in which they are ready."""
     chunks = []
     for built in step.all_reduces:
@@ -140,11 +145,11 @@ def chunks_in(step: TracedStep) -> List[Chunk]:
     return sorted(chunks, key=lambda chunk: chunk.ready or 0.0)
 
 
-def _chunk(step: TracedStep, tensor: SentTensor, root: int, own: Set[str]) -> Chunk:
+def _chunk(step: TracedStep, tensor: SentTensor, root: int, own: Set[str]) -> ChunkTimes:
     """Return a chunk whose nodes are ``own``."""
     sums = {node for node in own if step.kind(node) == SUM}
-    gradients = {source for node in sums for source in step.sources[node]} - sums
-    updates = [node for node in reached(own, step.readers) if step.kind(node) == UPDATE]
+    gradients = {source for node in sums for source in step.trace.sources[node]} - sums
+    updates = [node for node in reached(own, step.trace.readers) if step.kind(node) == UPDATE]
     # A copy that a sum reads is on the way up, and all others of the chunk bring the sum back.
     up: List[float] = []
     down: List[float] = []
@@ -153,7 +158,7 @@ def _chunk(step: TracedStep, tensor: SentTensor, root: int, own: Set[str]) -> Ch
             up.append(copy.end)
         elif copy.node in own or own & set(copy.readers):
             down.append(copy.end)
-    return Chunk(
+    return ChunkTimes(
         tensor.name,
         root,
         hops_in(tensor.schedule),
@@ -179,7 +184,7 @@ def _made(step: TracedStep, maker: str) -> Optional[float]:
         if node in step.ends:
             made = max(step.ends[node], made or 0.0)
             continue
-        views = [source for source in step.sources[node] if source not in seen]
+        views = [source for source in step.trace.sources[node] if source not in seen]
         seen.update(views)
         waiting += views
     return made

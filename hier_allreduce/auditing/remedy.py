@@ -8,7 +8,7 @@ from typing import DefaultDict, Iterable, Iterator, List, NamedTuple, Sequence, 
 
 from ..formatting import rate, rounded
 from .gaps import COPIES, PROCESSOR, Segment
-from .pieces import Chunk, Link, Tower
+from .pieces import ChunkTimes, Link, TowerTimes
 from .traced import PACK, SUM, UNPACK, UPDATE, TowerCopy
 
 # A remedy must be worth this fraction of a step.
@@ -24,38 +24,34 @@ class Remedy(NamedTuple):
     ms: float
 
 
-def place_of(device: str) -> str:
-    """Return the short name of a device: ``GPU 5``."""
-    return device.rpartition("device:")[2].replace(":", " ")
-
-
 def remedy_for(
-    towers: Sequence[Tower],
-    chunks: Sequence[Chunk],
+    towers: Sequence[TowerTimes],
+    ends_last: int,
+    segments: Sequence[Segment],
+    chunks: Sequence[ChunkTimes],
     links: Sequence[Link],
     copies: Sequence[TowerCopy],
-    segments: Sequence[Segment],
 ) -> str:
     """Return the remedy that explains most of what the last tower waited; empty if none does.
 
     Args:
         towers: the K towers.
+        ends_last: the tower that ends last.
+        segments: its time.
         chunks: those of all all-reduces.
         links: the pairs of towers with copies.
         copies: those between the towers.
-        segments: the time of the tower that ends last.
     """
-    last_tower = max(towers, key=lambda tower: tower.end)
-    places = [place_of(tower.device) for tower in towers]
+    places = [tower.place for tower in towers]
     # Only what the last tower waited for can make the step shorter.
     waits = [segment for segment in segments if segment.reason == COPIES]
     remedies = [
         *_slow_link(links, copies, waits, places),
         *_one_root(chunks, copies, waits, places),
-        *_processor(last_tower, segments),
+        *_processor(towers[ends_last], segments),
     ]
     best = max(remedies, key=lambda remedy: remedy.ms, default=None)
-    return best.text if best is not None and best.ms >= _LEAST * last_tower.end else ""
+    return best.text if best is not None and best.ms >= _LEAST * towers[ends_last].end else ""
 
 
 def _slow_link(
@@ -83,7 +79,7 @@ def _slow_link(
 
 
 def _one_root(
-    chunks: Sequence[Chunk],
+    chunks: Sequence[ChunkTimes],
     copies: Sequence[TowerCopy],
     waits: Sequence[Segment],
     places: Sequence[str],
@@ -101,7 +97,7 @@ def _one_root(
     )
 
 
-def _processor(last_tower: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
+def _processor(last_tower: TowerTimes, segments: Sequence[Segment]) -> Iterator[Remedy]:
     """Yield remedies for the time in which the last tower, a GPU, waited for the processor."""
     if "GPU:" not in last_tower.device:  # the threads of a CPU device are the processor
         return

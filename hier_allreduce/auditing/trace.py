@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Container, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..errors import AuditError
 
@@ -93,6 +93,8 @@ class Trace:
 
     Attributes:
         nodes: the executed ops by name.
+        sources: for each node those whose results it reads.
+        readers: for each node those that read its result.
         kernels: a list for each device, in order of their begin.
         copies: what went from device to device, in order of its begin. CPU devices make none: they
             read each other's memory.
@@ -116,15 +118,24 @@ class Trace:
                 if stats.node_name.rpartition(":")[2] not in _TRANSFERS:
                     kernel_starts.append(stats.all_start_micros)
         self._first_start = min(kernel_starts, default=0) or min(starts)  # µs
-        self.nodes: Dict[str, Node] = {}
-        self.kernels: Dict[str, List[Kernel]] = defaultdict(list)
-        self.copies: List[Sent] = []
+        # All names come first, because labels also name inputs that were not executed.
+        executed: Dict[str, Tuple[Any, str]] = {}
         for device in devices:
             if device.device.startswith("/job:"):  # the others are CUPTI's
                 for stats in device.node_stats:
-                    self.nodes[stats.node_name] = self._node(stats, device.device)
-        for node_name, node in self.nodes.items():
-            self.nodes[node_name] = node._replace(inputs=tuple(self._inputs(node.inputs)))
+                    executed[stats.node_name] = stats, device.device
+        self.nodes: Dict[str, Node] = {}
+        self.sources: Edges = {}
+        for node_name, (stats, device_name) in executed.items():
+            node = self._node(stats, device_name, executed)
+            self.nodes[node_name] = node
+            self.sources[node_name] = [read.node for read in node.inputs if not read.is_control]
+        self.readers: Edges = {node_name: [] for node_name in self.nodes}
+        for node_name, sources in self.sources.items():
+            for source in sources:
+                self.readers[source].append(node_name)
+        self.kernels: Dict[str, List[Kernel]] = defaultdict(list)
+        self.copies: List[Sent] = []
         for stream in streams:
             self._read_stream(stream)
         # Without streams a GPU's time is unknown, because the processor only knows its launches.
@@ -143,35 +154,23 @@ class Trace:
             kernels.sort(key=lambda kernel: kernel.begin)
         self.copies.sort(key=lambda copy: copy.begin)
 
-    # ---- reading ---------------------------------------------------------------------------------
-
     def _ms(self, micros: int) -> float:
         return (micros - self._first_start) / 1e3
 
-    def _node(self, stats: Any, device: str) -> Node:
+    def _node(self, stats: Any, device: str, executed: Container[str]) -> Node:
+        """Return a node, without the inputs that are not among the ``executed`` nodes."""
         label = _LABEL.match(stats.timeline_label)
         op, inputs = label.groups() if label else ("", "")
+        reads = [_input(read, executed) for read in inputs.split(", ")]
         begin = stats.all_start_micros
         return Node(
             op,
             device,
-            tuple(Input(read, 0, False) for read in inputs.split(", ") if read),
+            tuple(read for read in reads if read is not None),
             self._ms(min(stats.scheduled_micros or begin, begin)),
             self._ms(begin + stats.op_start_rel_micros),
             self._ms(begin + stats.op_end_rel_micros),
         )
-
-    def _inputs(self, labelled: Iterable[Input]) -> Iterator[Input]:
-        """Yield the inputs whose nodes were executed, from the ones in a label."""
-        for read in labelled:
-            # A label names a result as node:1, and a control input as ^node.
-            is_control = read.node.startswith("^")
-            node_name = read.node.lstrip("^").split(":")[0]
-            received = _NUMBERED.match(node_name)
-            if node_name in self.nodes:
-                yield Input(node_name, 0, is_control)
-            elif received and received[1] in self.nodes:
-                yield Input(received[1], int(received[2]), is_control)
 
     def _read_stream(self, stream: Any) -> None:
         for stats in stream.node_stats:
@@ -187,22 +186,19 @@ class Trace:
             elif op not in _TRANSFERS and node_name in self.nodes:
                 self.kernels[self.nodes[node_name].device].append(Kernel(node_name, begin, end))
 
-    # ---- the graph that ran ----------------------------------------------------------------------
 
-    def sources(self) -> Edges:
-        """Return for each node those whose results it reads."""
-        sources: Edges = defaultdict(list)
-        for node_name, node in self.nodes.items():
-            sources[node_name] += [read.node for read in node.inputs if not read.is_control]
-        return sources
-
-    def readers(self) -> Edges:
-        """Return for each node those that read its result."""
-        readers: Edges = defaultdict(list)
-        for node_name, sources in self.sources().items():
-            for source in sources:
-                readers[source].append(node_name)
-        return readers
+def _input(label: str, executed: Container[str]) -> Optional[Input]:
+    """Return the input that a label calls ``node:1``; None if its node was not executed."""
+    # The node only waits for an input that is called ^node.
+    is_control = label.startswith("^")
+    node_name = label.lstrip("^").split(":")[0]
+    # What another device sends is named by its _Recv, which is no executed node itself.
+    received = _NUMBERED.match(node_name)
+    if node_name in executed:
+        return Input(node_name, 0, is_control)
+    if received and received[1] in executed:
+        return Input(received[1], int(received[2]), is_control)
+    return None
 
 
 def reached(names: Iterable[str], edges: Edges) -> Set[str]:

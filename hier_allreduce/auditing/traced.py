@@ -60,8 +60,6 @@ class TracedStep:
                 self.all_reduces.append(built)
         self.devices = self._devices()
         self._device_to_tower = {device: tower for tower, device in enumerate(self.devices)}
-        self.sources = trace.sources()
-        self.readers = trace.readers()
         self._node_to_kind: Dict[str, str] = {}
         self.gradients = self._classify_ours() if self.all_reduces else self._classify_others()
         # A copy's destination is the tower of its readers, because no node of a trace is the copy.
@@ -107,8 +105,8 @@ class TracedStep:
         ran = sorted(device for device, kernels in self.trace.kernels.items() if kernels)
         if not self.all_reduces:
             # Without a record of ours all GPUs are towers, and CPU devices if there are none.
-            on_gpus = [device for device in ran if "GPU:" in device]
-            return sorted(on_gpus or ran, key=lambda device: device_fields(device)[4] or 0)
+            towers = [device for device in ran if "GPU:" in device] or ran
+            return sorted(towers, key=lambda device: device_fields(device).device_index or 0)
         # Small all-reduces, such as those of losses, may be of fewer towers than the gradients'.
         largest = max(self.all_reduces, key=lambda built: len(built.devices))
         tower_to_device: Dict[int, str] = {}
@@ -127,8 +125,8 @@ class TracedStep:
         scopes = tuple(built.scope for built in self.all_reduces)
         ours = {node for node in self.trace.nodes if node.startswith(scopes)}
         sums = {node for node in ours if _SUM.search(node.rpartition("/")[2])} or ours
-        before = reached(sums, self.sources)
-        after = reached(sums, self.readers)
+        before = reached(sums, self.trace.sources)
+        after = reached(sums, self.trace.readers)
         # A node may be in several of these sets, of which the last one counts.
         kinds = self._node_to_kind
         kinds.update(dict.fromkeys(after, UPDATE))
@@ -140,13 +138,13 @@ class TracedStep:
         """Do so for another all-reduce: it begins where a tower reads from another one."""
         nodes = self.trace.nodes
         updates = {update for update, node in nodes.items() if _UPDATE.match(node.op)}
-        needed = reached(updates, self.sources)
+        needed = reached(updates, self.trace.sources)
         begun = {node for node in needed | updates if self._reads_another_tower(node)} - updates
-        after = reached(begun, self.readers)
+        after = reached(begun, self.trace.readers)
         kinds = self._node_to_kind
         kinds.update(dict.fromkeys(begun | after, SUM))
         kinds.update(dict.fromkeys(updates, UPDATE))
-        return reached(begun or updates, self.sources) - begun - after - updates
+        return reached(begun or updates, self.trace.sources) - begun - after - updates
 
     def _reads_another_tower(self, reader: str) -> bool:
         node = self.trace.nodes[reader]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections import defaultdict
 from typing import DefaultDict
 
@@ -342,6 +343,25 @@ def test_the_hook_traces_one_step_and_no_other(graph, tmp_path, caplog):
     written = tmp_path / "new" / "cost"
     assert (written / "cost.txt").read_text(encoding="utf-8") == f"{hook.cost}\n"
     assert json.loads((written / "cost.json").read_text())["step"] == hook.cost.step
+
+
+@STEP_ON_CPU
+def test_without_matplotlib_the_hook_says_why_it_draws_none(graph, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    tf1.add_to_collection("step", training_step())
+    caplog.set_level("INFO", "hier_allreduce")
+    train(2, CostHook(step=1, folder=tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"cost.txt", "cost.json"}
+    assert "is written: a picture needs matplotlib: " in caplog.text
+
+
+@STEP_ON_CPU
+def test_training_goes_on_if_the_hook_cannot_write(graph, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    tf1.add_to_collection("step", training_step())
+    caplog.set_level("INFO", "hier_allreduce")
+    train(3, CostHook(step=1, folder=tmp_path / "file"))
+    assert f"not all of {tmp_path / 'file'} is written: " in caplog.text
 
 
 @STEP_ON_CPU

@@ -3,7 +3,7 @@
 import pytest
 
 from hier_allreduce.auditing.gaps import COPIES, PROCESSOR, Segment
-from hier_allreduce.auditing.pieces import Chunk, Link, Tower
+from hier_allreduce.auditing.pieces import ChunkTimes, Link, TowerTimes
 from hier_allreduce.auditing.remedy import remedy_for
 from hier_allreduce.auditing.traced import PASS, SUM, UPDATE, TowerCopy
 
@@ -11,7 +11,7 @@ GPU = "/job:localhost/replica:0/task:0/device:GPU:"
 
 
 def towers(end=100.0):
-    return [Tower(f"{GPU}{k}", 80.0, end - k, {}, {}, {}, {}, 7) for k in range(3)]
+    return [TowerTimes(f"{GPU}{k}", 80.0, end - k, {}, {}, {}, {}, 7) for k in range(3)]
 
 
 def links(slow=1.0):
@@ -20,7 +20,7 @@ def links(slow=1.0):
 
 
 def chunks(*roots):
-    return [Chunk(f"v{n}", root, 2, 1.0, 2.0, 3.0, 4.0, 5.0) for n, root in enumerate(roots)]
+    return [ChunkTimes(f"v{n}", root, 2, 1.0, 2.0, 3.0, 4.0, 5.0) for n, root in enumerate(roots)]
 
 
 def copies(src, dst, begin, end):
@@ -32,7 +32,7 @@ def waits(reason, kind, ms, begin=80.0):
 
 
 def remedy(of_chunks=(), of_links=(), of_copies=(), segments=()):
-    return remedy_for(towers(), of_chunks, of_links, of_copies, segments)
+    return remedy_for(towers(), 0, segments, of_chunks, of_links, of_copies)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_one_root_is_named_if_its_copies_were_waited_for():
 
 def test_the_threads_of_cpu_devices_are_no_processor_that_could_be_late():
     on_cpu = [tower._replace(device="/job:localhost/device:CPU:0") for tower in towers()]
-    assert remedy_for(on_cpu, (), (), (), waits(PROCESSOR, SUM, 50.0)) == ""
+    assert remedy_for(on_cpu, 0, waits(PROCESSOR, SUM, 50.0), (), (), ()) == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from .._lazy import require
 from ..compat import tf1
 from ..errors import AuditError, HierAllreduceError
 from ..graph.record import log_once
@@ -66,13 +65,11 @@ class CostHook(_BASE):  # type: ignore[misc]
         log_once(self.cost.summary)
         if self._folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "cost.txt").write_text(f"{self.cost}\n", encoding="utf-8")
-        (self._folder / "cost.json").write_text(self.cost.to_json() + "\n", encoding="utf-8")
-        # The picture alone may be missing, because training does without matplotlib.
+        # Whatever fails here, a full disk or an old matplotlib, training goes on.
         try:
-            require("matplotlib", "cost.png")
-        except ModuleNotFoundError as error:
-            log_once(str(error))
-        else:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / "cost.txt").write_text(f"{self.cost}\n", encoding="utf-8")
+            (self._folder / "cost.json").write_text(self.cost.to_json() + "\n", encoding="utf-8")
             self.cost.draw(self._folder / "cost.png")
+        except Exception as error:
+            log_once(f"not all of {self._folder} is written: {error}")
