@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Set
 import tensorflow as tf
 
 from ..compat import tf1
-from ..graph.edges import first_needs
+from ..graph.needs import needed_by
 from ..graph.record import recorded_in
 
 
@@ -35,7 +35,7 @@ def announcement(optimizer: Any, update: Any, built_before: int) -> List[str]:
     # All-reduces are left out, because some of their ops know which host this is. Initial values
     # are, because no step needs them.
     all_reduces = tuple(built.scope for built in recorded_in(update.graph))
-    needed = first_needs([[update]])
+    needed = needed_by([update])
     digest_by_op: Dict[Any, str] = {}
     constants: Set[float] = set()
     for op in update.graph.get_operations()[built_before:]:

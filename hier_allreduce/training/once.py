@@ -18,14 +18,14 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
-from ..compat import slots_in_any_scope, tf1
+from ..compat import tf1
 from ..errors import HierAllreduceError
 from ..graph import copy_from_tower_0
-from ..graph.edges import first_needs
 from ..graph.names import where
+from ..graph.needs import needed_by
 from .reads import Reads, uses_of, writers_of
 from .replicas import replicas_by_name
-from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
+from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
 
 
 def update_once(
@@ -48,12 +48,10 @@ def update_once(
     check_slots(optimizer, dict(enumerate(variables[0])), 0, towers.devices)
     grads = towers.reduce_on(0)
     reads = towers.reads([grads])
-    graph = tf1.get_default_graph()
-    made_before = len(graph.get_operations())
     # Arguments may list any tower's variables, because a program knows all of them.
     id_to_own = {id(var): column[0] for column in zip(*variables) for var in column}
     given = {key: _on_tower_0(value, id_to_own) for key, value in (arguments or {}).items()}
-    with tf1.device(towers.devices[0]), towers.scope(0), slots_in_any_scope():
+    with tf1.device(towers.devices[0]), towers.scope(0), ops_of_update() as added:
         pairs = list(zip(grads, variables[0]))
         updated = optimizer.apply_gradients(pairs, **given)
     optimizer_class = type(optimizer).__name__
@@ -63,8 +61,7 @@ def update_once(
         )
     ends = tf.nest.flatten(updated)
     # An op that no step runs, such as a reset, is left alone, because the user runs it.
-    in_step = set(first_needs([[getattr(end, "op", end) for end in ends]]))
-    added = in_step.intersection(graph.get_operations()[made_before:])
+    added &= needed_by(getattr(end, "op", end) for end in ends)
     # No update on one device uses another tower's variable, because there is none.
     for tower, variables_there in enumerate(variables[1:], 1):
         for var in variables_there:
@@ -99,11 +96,8 @@ def _copy_new_values(
     for column in written:
         new_values.append(reads.new_value(column[0], towers.devices[0], added, ends))
     copied = copy_from_tower_0(new_values, towers.devices) if new_values else []
-    ops = []
-    for tower, values_there in enumerate(copied):
-        for column, new_value in zip(written, values_there) if tower else ():
-            ops.append(reads.assign(column[tower], new_value, towers.devices[tower]))
-    return ops
+    owners = dict.fromkeys(range(len(written)), 0)
+    return reads.assign_copies(written, owners, copied, towers.devices)
 
 
 def _on_tower_0(argument: Any, id_to_own: Dict[int, Any]) -> Any:

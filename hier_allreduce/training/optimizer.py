@@ -13,8 +13,9 @@ from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..graph.columns import check_arguments
 from ..graph.names import check_scope
-from ..planning.strategy import Strategy, strategy_from
+from ..planning.strategy import Strategy
 from .attributes import unchanged
+from .options import Options, Transform, checked_options
 from .replicas import (
     Drift,
     PeriodicComparison,
@@ -23,20 +24,15 @@ from .replicas import (
     distinct,
     of_model_and_own,
     replicas_by_name,
-    replicas_of_model,
 )
-from .towers import Pairs, ReplicatedVariables, Towers, Transform
-from .update import check_optimizer, check_options, update_towers
+from .towers import Pairs, ReplicatedVariables, Towers
+from .update import check_optimizer, update_towers
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
 # A variable that init_op writes is in no collection, so that nothing else initializes or saves it.
 _STARTED = "hier_allreduce_started"
-_OPTIONS = (
-    *("average", "strategy", "update", "transform"),
-    *("broadcast_every", "check_replicas_every", "cluster"),
-)
 
 
 class TowerOptimizer:
@@ -115,29 +111,18 @@ class TowerOptimizer:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
                 optimizer.
         """
-        check_arguments(unknown, "TowerOptimizer", _OPTIONS)
+        check_arguments(unknown, "TowerOptimizer", Options._fields)
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        check_options(
-            average,
-            update,
-            transform,
-            broadcast_every=broadcast_every,
-            check_replicas_every=check_replicas_every,
+        self._options = checked_options(
+            average, strategy, update, transform, broadcast_every, check_replicas_every, cluster
         )
         check_optimizer(optimizer)
         self.devices = device_strings(devices)
         self._optimizer = optimizer
-        self._average = average
-        self._strategy = strategy_from(strategy)
-        self._update = update
-        self._transform = transform
-        self._cluster = cluster
-        self._broadcast_every = int(broadcast_every)
-        self._check_every = check_replicas_every
         self._graph: Any = None
         self._updated: ReplicatedVariables = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the replicas that existed when they were built
@@ -207,11 +192,8 @@ class TowerOptimizer:
         # Replicas are those of one graph, because each graph has its own variables.
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
-        options = self._average, self._strategy, self._cluster, self._transform
-        towers = Towers(tower_grads_and_vars, self.devices, *options)
-        op, replicas = update_towers(
-            self._update, self._optimizer, towers, global_step, arguments, earlier
-        )
+        towers = Towers(tower_grads_and_vars, self.devices, self._options)
+        op, replicas = update_towers(self._optimizer, towers, global_step, arguments, earlier)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
@@ -237,7 +219,10 @@ class TowerOptimizer:
                 another dtype or shape than its copy on tower 0; or this would add ops to a
                 finalized graph.
         """
-        return self._op(_start, replicas_of_model)
+        known = self._known()
+        with self._graph.as_default():
+            of_model, _ = of_model_and_own(known, self.devices)
+        return self._op(_start, of_model)
 
     def check_replicas(self, session: Any) -> Drift:
         """Compare this host's towers to the bit: the variables that updates write.
@@ -248,7 +233,7 @@ class TowerOptimizer:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
                 finalized graph.
         """
-        drift: Drift = self._op(comparison)(session)
+        drift: Drift = self._op(comparison, self._known())(session)
         # What is not compared is named, because the user may count on it.
         with self._graph.as_default():
             of_model, own = of_model_and_own(self._updated, self.devices)
@@ -277,11 +262,11 @@ class TowerOptimizer:
         Variables of the other towers get initial values in every new session, and tower 0's by the
         hook.
         """
-        # Other towers' variables start anew in each session, because a checkpoint lacks them.
-        replicas = self._replicas(replicas_by_name)
-        on_others = list(chain(*replicas[1:]))
-        copied = set(map(id, on_others))
+        known = self._known()
         with self._graph.as_default():
+            # Other towers' variables start anew in each session, because a checkpoint lacks them.
+            on_others = list(chain(*replicas_by_name(known, self.devices)[1:]))
+            copied = set(map(id, on_others))
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             start = [
                 tf1.train.Scaffold.default_local_init_op(),
@@ -295,24 +280,19 @@ class TowerOptimizer:
             options.setdefault("local_init_op", tf.group(*start))
             return tf1.train.Scaffold(**options)
 
-    def _replicas(self, choose: Any = None) -> ReplicatedVariables:
-        """Return the replicas that updates write; or a choice of the variables that exist now."""
+    def _known(self) -> ReplicatedVariables:
+        """Return the replicas that updates write; there are some once ``apply_gradients`` ran."""
         if not any(self._updated):
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known"
                 " only afterwards"
             )
-        if choose is None:
-            return self._updated
-        with self._graph.as_default():
-            replicas: ReplicatedVariables = choose(self._updated, self.devices)
-            return replicas
+        return self._updated
 
-    def _op(self, function: Any, choose: Any = None) -> Any:
-        """Return the op, or the comparison, of the replicas that exist now; it is built once."""
-        replicas = self._replicas(choose)
+    def _op(self, build: Any, replicas: ReplicatedVariables) -> Any:
+        """Return what ``build`` makes of replicas; it is built once."""
         # The names are in the key, because variables may be created after the op was built.
-        key = function, tuple(var.op.name for var in replicas[0])
+        key = build, tuple(var.op.name for var in replicas[0])
         if key not in self._ops:
             if self._graph.finalized:
                 raise HierAllreduceError(
@@ -321,7 +301,7 @@ class TowerOptimizer:
                     " variables exist, or use TowerOptimizer.hook()"
                 )
             with self._graph.as_default(), outside_control_flow():
-                self._ops[key] = function(replicas, self.devices)
+                self._ops[key] = build(replicas, self.devices)
         return self._ops[key]
 
 
@@ -357,24 +337,24 @@ def _started(devices: Sequence[Any]) -> Any:
 class _Hook(tf1.train.SessionRunHook):
     def __init__(self, owner: TowerOptimizer):
         self._owner = owner
-        self._steps = 0
+        self._options = owner._options
 
     # Ops are added here, because a session finalizes its graph.
     def begin(self) -> None:
-        self._start = self._owner.init_op
         owner = self._owner
-        compare = owner._op(comparison)
-        self._comparison = PeriodicComparison(compare, owner._check_every, owner._cluster)
+        self._start = owner.init_op
+        compare = owner._op(comparison, owner._known())
+        self._comparison = PeriodicComparison(compare, self._options)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        if self._owner._cluster:
-            self._owner._cluster.check_session(session)
+        cluster = self._options.cluster
+        if cluster:
+            cluster.check_session(session)
         session.run(self._start)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        owner = self._owner
         session = run_context.session
-        self._steps += 1
-        self._comparison.after_step(self._steps, session)
-        if owner._broadcast_every and self._steps % owner._broadcast_every == 0:
+        every = self._options.broadcast_every
+        self._comparison.after_step(session)
+        if every and self._comparison.steps % every == 0:
             session.run(self._start)

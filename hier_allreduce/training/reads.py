@@ -14,12 +14,12 @@ comes when its own chunk is there.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterable, List, Sequence, Set
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 import tensorflow as tf
 
 from ..compat import add_control_edge, is_resource, tf1
-from ..graph.edges import first_needs
+from ..graph.needs import needed_by
 
 # These take a handle without a read of its value.
 _WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")
@@ -46,7 +46,7 @@ class Reads:
             ends += [part.op for part in parts if isinstance(part, tf.Tensor)]
         # A gradient of an outer graph needs no edge, because a function's ops run after it.
         self._ends = [op for op in ends if op.graph is self._graph]
-        self._needed = first_needs([self._ends])
+        self._needed = needed_by(self._ends)
 
     def of(self, var: Any) -> List[Any]:
         """Return the ops after which the gradients do not need the value of ``var`` any more."""
@@ -97,10 +97,29 @@ class Reads:
         with tf.control_dependencies(after), tf1.device(device):
             return var.read_value()
 
-    def assign(self, var: Any, value: Any, device: Any) -> Any:
-        """Return the op that gives ``var`` a value on its device, after the reads of the old."""
-        with tf1.device(device), tf.control_dependencies(self.of(var)):
-            return var.assign(value, read_value=False)
+    def assign_copies(
+        self,
+        columns: Sequence[Sequence[Any]],
+        owners: Dict[int, int],
+        copied: Sequence[Sequence[Any]],
+        devices: Sequence[Any],
+    ) -> List[Any]:
+        """Return ops that give replicas their new values, after the reads of the old ones.
+
+        Args:
+            columns: V columns of K replicas.
+            owners: by the number of a column the tower that has its new value already.
+            copied: K×V new values, each on its tower.
+            devices: K devices.
+        """
+        ops = []
+        for tower, new_values in enumerate(copied):
+            for n, owner in owners.items():
+                var = columns[n][tower]
+                if tower != owner:
+                    with tf1.device(devices[tower]), tf.control_dependencies(self.of(var)):
+                        ops.append(var.assign(new_values[n], read_value=False))
+        return ops
 
 
 def _wait(ops: Iterable[Any], reads: Sequence[Any]) -> None:

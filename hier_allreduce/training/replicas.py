@@ -26,6 +26,7 @@ from ..errors import HierAllreduceError
 from ..graph import copy_from_tower_0
 from ..graph.names import where
 from ..graph.record import log_once
+from .options import Options
 from .towers import ReplicatedVariables
 
 # the last level in the names of batch normalization's averages, in Keras and in tf.layers
@@ -78,11 +79,6 @@ def replicas_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> Repl
             for variables, more in zip(replicas, same_name):
                 variables += more
     return replicas
-
-
-def replicas_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return those :func:`replicas_by_name` that belong to the model, and not to a tower alone."""
-    return of_model_and_own(known, devices)[0]
 
 
 def of_model_and_own(
@@ -324,33 +320,36 @@ class PeriodicComparison:
 
     Args:
         compare: a function that :func:`comparison` has returned.
-        every: a number of steps, as of :func:`is_step_to_compare`.
-        cluster: the hosts, which all have to count the same steps, or None.
+        options: of the training; all hosts of its cluster have to count the same steps.
+
+    Attributes:
+        steps: those that were counted.
     """
 
-    def __init__(self, compare: Callable[[Any], Drift], every: Optional[int], cluster: Any):
+    def __init__(self, compare: Callable[[Any], Drift], options: Options):
         self._compare = compare
-        self._every = every
-        self._cluster = cluster
+        self._options = options
+        self.steps = 0
         self._equal_after = 0  # the last step after which all towers were equal
 
-    def after_step(self, step: int, session: Any) -> None:
-        """Compare if the step, counted from 1, is one to compare.
+    def after_step(self, session: Any) -> None:
+        """Count a step, and compare if it is one to compare.
 
         Raises:
             HierAllreduceError: the towers differ.
             ClusterError: the hosts differ.
         """
-        if not is_step_to_compare(step, self._every):
+        self.steps += 1
+        if not is_step_to_compare(self.steps, self._options.check_replicas_every):
             return
         drift = self._compare(session)
         if drift.variables:
             raise HierAllreduceError(
-                f"after step {step} {drift}; they were equal after step {self._equal_after}. Either"
-                " the program assigns to a variable on one tower only, or init_op has not run after"
-                " the variables got their values, or two train ops update these variables in one"
-                " run, or the transform does not do the same on each tower"
+                f"after step {self.steps} {drift}; they were equal after step {self._equal_after}."
+                " Either the program assigns to a variable on one tower only, or init_op has not"
+                " run after the variables got their values, or two train ops update these variables"
+                " in one run, or the transform does not do the same on each tower"
             )
-        self._equal_after = step
-        if self._cluster is not None:
-            self._cluster.check_weights(session)
+        self._equal_after = self.steps
+        if self._options.cluster is not None:
+            self._options.cluster.check_weights(session)

@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
-from ..compat import outer_graph, slots_in_any_scope, tf1
+from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
-from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
+from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
 
 _train = tf1.train
 # Each applies one kernel to a variable, its slots, its gradient and rates, in TensorFlow 1.15 too.
@@ -81,7 +81,6 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
         check_slots(optimizer, dict(enumerate(variables_there)), tower, towers.devices)
     reduced = towers.reduce()
     reads = towers.reads(reduced)
-    graph = tf1.get_default_graph()
     # Rates that a callable or a variable gives are read once, because all towers need one value.
     rates = {}
     with tf1.device(towers.devices[0]):
@@ -95,11 +94,9 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
     for tower, device in enumerate(towers.devices):
         # Slots are shared by variable, but each tower has its own powers of beta.
         own = _optimizer_of(tower, optimizer, rates, variables[tower])
-        made_before = len(graph.get_operations())
-        with tf1.device(device), towers.scope(tower), slots_in_any_scope():
+        with tf1.device(device), towers.scope(tower), ops_of_update() as added:
             pairs = zip(reduced[tower], variables[tower])
             ops.append(own.apply_gradients(list(pairs), name=f"apply_grad_{tower}"))
-        added = set(graph.get_operations()[made_before:])
         reads.hold_writes(variables[tower], added)
         if not tower:
             warn_of_moved_updates(optimizer, variables[tower], added)

@@ -16,13 +16,12 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from ..compat import outer_graph, slots_in_any_scope, tf1
+from ..compat import outer_graph
 from ..errors import HierAllreduceError
 from ..graph import copy_from_roots
 from ..graph.layout import Layout
-from ..graph.names import where
 from ..planning.chunks import Load
-from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
+from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
 
 
 def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVariables]:
@@ -51,12 +50,9 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     reduced = towers.reduce_to_roots(layout)
     _check_have_roots(reduced, roots, towers)
     reads = towers.reads(reduced)
-    graph = tf1.get_default_graph()
-    made_before = len(graph.get_operations())
     pairs = [(reduced[root][n], named[n]) for n, root in sorted(roots.items())]
-    with slots_in_any_scope():
+    with ops_of_update() as added:
         updated = optimizer.apply_gradients(pairs)
-    added = set(graph.get_operations()[made_before:])
     # A root writes its own variable, while gradients on it may still read the old value.
     on_roots = [variables[root][n] for n, root in roots.items()]
     reads.hold_writes(on_roots, added)
@@ -66,26 +62,21 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     new_values: List[Any] = [None] * len(layout.columns)
     for n, root in roots.items():
         new_values[n] = reads.new_value(variables[root][n], towers.devices[root], added, [updated])
-    copied = []
-    for tower, values_there in enumerate(copy_from_roots(new_values, layout)):
-        for n, root in roots.items():
-            if tower != root:
-                var = variables[tower][n]
-                copied.append(reads.assign(var, values_there[n], towers.devices[tower]))
-    return tf.group(updated, *copied), variables
+    copied = copy_from_roots(new_values, layout)
+    columns = list(zip(*variables))
+    assigned = reads.assign_copies(columns, roots, copied, towers.devices)
+    return tf.group(updated, *assigned), variables
 
 
 def _check_each_is_once(towers: Towers) -> None:
     """Check that no row has a variable twice."""
     for tower, variables in enumerate(towers.variables):
-        names = [var.op.name for var in variables]
         id_to_place: Dict[int, int] = {}
         for n, var in enumerate(variables):
             if id_to_place.setdefault(id(var), n) != n:
                 raise HierAllreduceError(
-                    f"{where(tower, towers.devices, n, names)}: the variable is in this row twice,"
-                    " and two roots would update it; add up its gradients, or use"
-                    " update='replicated'"
+                    f"{towers.place(tower, n)}: the variable is in this row twice, and two roots"
+                    " would update it; add up its gradients, or use update='replicated'"
                 )
 
 
@@ -94,13 +85,12 @@ def _check_have_roots(
 ) -> None:
     """Check that each variable whose gradient a transform returned has a root to update it."""
     for tower, grads in enumerate(reduced):
-        names = [var.op.name for var in towers.variables[tower]]
         for n, grad in enumerate(grads):
             if grad is not None and n not in roots:
                 raise HierAllreduceError(
-                    f"{where(tower, towers.devices, n, names)}: transform returned a gradient, but"
-                    " no tower has one to reduce, so the variable has no root that would update it;"
-                    " return None for it, or use update='replicated'"
+                    f"{towers.place(tower, n)}: transform returned a gradient, but no tower has one"
+                    " to reduce, so the variable has no root that would update it; return None for"
+                    " it, or use update='replicated'"
                 )
 
 

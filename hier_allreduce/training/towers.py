@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     ContextManager,
     Dict,
+    Iterator,
     List,
     NamedTuple,
     Optional,
@@ -20,7 +20,7 @@ from typing import (
 
 import tensorflow as tf
 
-from ..compat import has_gpu_kernel, tf1
+from ..compat import has_gpu_kernel, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..graph import add_ops, checked_layout, sums_on, sums_only
 from ..graph.columns import dtype_of, fits, grads_in, variables_in
@@ -28,14 +28,10 @@ from ..graph.devices import device_fields
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning.chunks import Load
-from ..planning.strategy import Strategy
+from .options import Options
 from .reads import Reads, writers_of
 
-if TYPE_CHECKING:
-    from ..cluster import Cluster
-
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
-Transform = Callable[[List[Any]], Sequence[Any]]  # N reduced gradients to N gradients
 ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the replicas of one variable
 
 
@@ -45,10 +41,7 @@ class Towers(NamedTuple):
     Attributes:
         rows: K×N gradients, which are not reduced, and variables.
         devices: K devices.
-        average: the mean of the gradients instead of their sum.
-        strategy: the choices about the all-reduce.
-        cluster: the hosts, if there are several.
-        transform: changes a tower's N reduced gradients, before the update.
+        options: the user's.
         scope: ``scope(tower)`` is the context of a tower's update.
         reduced: K×N gradients that another all-reduce has reduced.
         may_have_references: whether variables may be reference variables, of which the front end
@@ -57,10 +50,7 @@ class Towers(NamedTuple):
 
     rows: Sequence[Pairs]
     devices: Sequence[Any]
-    average: bool
-    strategy: Strategy
-    cluster: Optional[Cluster] = None
-    transform: Optional[Transform] = None
+    options: Options
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
     reduced: Optional[Sequence[Sequence[Any]]] = None
     may_have_references: bool = False
@@ -75,9 +65,14 @@ class Towers(NamedTuple):
         """K×N variables."""
         return list(map(variables_in, self.rows))
 
+    def place(self, tower: int, n: int) -> str:
+        """Return ``tower 3 (/gpu:3), variable 5 ('tower3/w')``, which begins an error message."""
+        names = [var.op.name for _, var in self.rows[tower]]
+        return where(tower, self.devices, n, names)
+
     def lay_out(self, load: Optional[Load] = None) -> Layout:
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
-        options = self.average, self.strategy, self.cluster
+        options = self.options.average, self.options.strategy, self.options.cluster
         names = variable_names(self.rows, self.devices)
         return checked_layout(self.grads, self.devices, *options, names, load)
 
@@ -102,21 +97,22 @@ class Towers(NamedTuple):
 
         A transform may need all gradients of a tower, such as their norm.
         """
-        if self.transform is not None:
+        if self.options.transform is not None:
             return self.reduce(layout)
         return list(add_ops(sums_only(layout), "reduce_to_roots"))
 
     def reads(self, reduced: Sequence[Sequence[Any]]) -> Reads:
         """Return the reads of variables by the gradients, and by what made the ``reduced`` rows."""
         # Sums read no variable, but a transform may: weight decay does, for one.
-        return Reads([*self.grads, *(reduced if self.transform is not None else ())])
+        return Reads([*self.grads, *(reduced if self.options.transform is not None else ())])
 
     def _transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
-        if self.transform is None:
+        transform = self.options.transform
+        if transform is None:
             return reduced
         with tf1.device(self.devices[tower]), tf1.name_scope("transform"):
-            transformed = self.transform(list(reduced))
+            transformed = transform(list(reduced))
         # An update takes gradients by their place, so each must still fit the variable there.
         grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
         if len(grads) != len(reduced):
@@ -124,15 +120,28 @@ class Towers(NamedTuple):
                 f"{where(tower, self.devices)}: transform gets a list of {len(reduced)} gradients"
                 f" and must return as many, in the same order, not {transformed!r}"
             )
-        names = [var.op.name for _, var in self.rows[tower]]
         for n, (grad, (_, var)) in enumerate(zip(grads, self.rows[tower])):
             is_grad = isinstance(grad, (tf.Tensor, tf.IndexedSlices))
             if grad is not None and not (is_grad and fits(grad, var)):
                 raise HierAllreduceError(
-                    f"{where(tower, self.devices, n, names)}: transform returned {grad!r} for a"
-                    f" variable of {dtype_of(var)} {var.shape}"
+                    f"{self.place(tower, n)}: transform returned {grad!r} for a variable of"
+                    f" {dtype_of(var)} {var.shape}"
                 )
         return grads
+
+
+@contextlib.contextmanager
+def ops_of_update() -> Iterator[Set[Any]]:
+    """Open the context of ``apply_gradients``, in which slots are allowed in any scope.
+
+    Yields the set of the ops that are added in it; the set is empty until the context closes.
+    """
+    graph = tf1.get_default_graph()
+    made_before = len(graph.get_operations())
+    added: Set[Any] = set()
+    with slots_in_any_scope():
+        yield added
+    added.update(graph.get_operations()[made_before:])
 
 
 # ---- checks that every update makes --------------------------------------------------------------
@@ -169,7 +178,7 @@ def warn_of_moved_updates(optimizer: Any, variables: Sequence[Any], added: Set[A
     optimizer_class = type(optimizer).__name__
     for var in variables:
         for op in writers_of(var, added):
-            if device_fields(op.device)[3] != "GPU" or has_gpu_kernel(op):
+            if device_fields(op.device).device_type != "GPU" or has_gpu_kernel(op):
                 continue
             advice = "use another optimizer"
             if "Sparse" in op.type:

@@ -16,9 +16,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..compat import in_current_graph, is_resource, tf1
-from ..configs import is_whole_number
 from ..errors import HierAllreduceError
-from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, fits, static_shape
+from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
 from .announcement import announcement
@@ -27,24 +26,6 @@ from .replicas import note_replicas
 from .replicated import update_replicated, why_not_replicated, why_once
 from .sharded import update_sharded
 from .towers import ReplicatedVariables, Towers
-
-UPDATES = ("replicated", "once", "sharded")
-
-
-def check_options(average: Any, update: Any, transform: Any, **counts: Any) -> None:
-    """Raise a HierAllreduceError if an option of a front end is invalid."""
-    check_average(average)
-    if update not in UPDATES:
-        known = ", ".join(map(repr, UPDATES))
-        raise HierAllreduceError(f"update={update!r} is unknown; there are {known}")
-    if transform is not None and not callable(transform):
-        raise HierAllreduceError(
-            f"transform={transform!r}: expected a function from N reduced gradients to N gradients,"
-            " such as lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]"
-        )
-    for option, steps in counts.items():
-        if steps is not None and not is_whole_number(steps):
-            raise HierAllreduceError(f"{option}={steps!r}: expected a number of steps, or 0")
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -73,7 +54,6 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
     for column in zip(*earlier):
         id_to_column.update({id(var): column for var in column})
     for tower, pairs in enumerate(rows):
-        names = [var.op.name for _, var in pairs]
         for n, (grad, var) in enumerate(pairs):
             on_tower_0 = rows[0][n][1]
             fault = ""
@@ -100,7 +80,7 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
                     f" {known[0].op.name!r}; list the variables in one order on every tower"
                 )
             if fault:
-                raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
+                raise HierAllreduceError(f"{towers.place(tower, n)}: {fault}")
     return towers
 
 
@@ -120,18 +100,16 @@ def _check_graph(towers: Towers) -> None:
 def _check_no_references(towers: Towers) -> None:
     """Raise a HierAllreduceError if a variable is a reference variable."""
     for tower, variables in enumerate(towers.variables):
-        names = [var.op.name for var in variables]
         for n, var in enumerate(variables):
             if not is_resource(var):
                 raise HierAllreduceError(
-                    f"{where(tower, towers.devices, n, names)}: a reference variable, which an"
-                    " update may overwrite while a gradient still reads it; create it with"
-                    " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
+                    f"{towers.place(tower, n)}: a reference variable, which an update may overwrite"
+                    " while a gradient still reads it; create it with use_resource=True, or call"
+                    " tf.compat.v1.enable_resource_variables() first"
                 )
 
 
 def update_towers(
-    update: str,
     optimizer: Any,
     towers: Towers,
     global_step: Any = None,
@@ -140,13 +118,12 @@ def update_towers(
 ) -> Tuple[Any, ReplicatedVariables]:
     """Reduce the towers' gradients, update their variables, and count the step.
 
-    An optimizer that is not known to do the same on each tower is called once, whatever ``update``
-    says, and a line in the log says why.
+    An optimizer that is not known to do the same on each tower is called once, whatever the options
+    say, and a line in the log says why.
 
     Returns the op, and the replicas that it keeps equal: K rows of variables and of their state.
 
     Args:
-        update: one of ``UPDATES``.
         optimizer: a ``tf.compat.v1.train.Optimizer``.
         towers: their gradients and variables; they are checked here, for every update.
         global_step: a variable that is one more after the update.
@@ -160,6 +137,7 @@ def update_towers(
     towers = checked_towers(towers, earlier)
 
     # Choose the update. One tower needs none but once, because it has nothing to keep equal.
+    update, cluster = towers.options.update, towers.options.cluster
     reason = ""
     if update != "once" and len(towers.devices) > 1:
         reason = why_once(optimizer, towers)
@@ -191,8 +169,8 @@ def update_towers(
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(global_step, 1).op
     # Hosts compare their updates, because one with another rate would leave the others behind.
-    if towers.cluster is not None and towers.cluster.size > 1:
-        towers.cluster.ops.announce_update(announcement(optimizer, op, built_before))
+    if cluster is not None and cluster.size > 1:
+        cluster.ops.announce_update(announcement(optimizer, op, built_before))
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

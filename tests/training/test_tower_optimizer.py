@@ -834,6 +834,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         ({"update": "mian"}, "update='mian' is unknown; there are 'replicated', 'once', 'sharded'"),
         ({"average": "sum"}, "average='sum': it is True for the mean"),
         ({"broadcast_every": -2}, "broadcast_every=-2: expected a number of steps"),
+        ({"broadcast_every": None}, "broadcast_every=None: expected a number of steps"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
         ({"check_replicas_every": True}, "check_replicas_every=True: expected"),
         ({"check_replicas_every": np.bool_(True)}, "check_replicas_every=.*True.*: expected"),
@@ -847,6 +848,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         ({"mean": True}, r"TowerOptimizer\(mean=True\): it is called average=True here"),
         ({"updates": "once"}, "'updates' .* did you mean 'update'"),
         ({"strategy": "flatt"}, "did you mean 'flat'"),
+        ({"cluster": "hosts.yaml"}, "cluster='hosts.yaml': expected a hier_allreduce.Cluster"),
         ({"devices": []}, "devices is empty"),
     ],
 )

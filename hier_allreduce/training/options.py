@@ -1,0 +1,77 @@
+"""The options of a training: both front ends have the same, and check them here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence
+
+from ..configs import is_whole_number
+from ..errors import HierAllreduceError
+from ..graph.columns import check_average, check_cluster
+from ..planning.strategy import Strategy, strategy_from
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+
+Transform = Callable[[List[Any]], Sequence[Any]]  # N reduced gradients to N gradients
+
+UPDATES = ("replicated", "once", "sharded")
+
+
+class Options(NamedTuple):
+    """What the user chose, from :func:`checked_options`.
+
+    Attributes:
+        average: the mean of the gradients instead of their sum.
+        strategy: the choices about the all-reduce.
+        update: one of ``UPDATES``.
+        transform: changes a tower's N reduced gradients, before the update.
+        broadcast_every: the steps after which tower 0's variables are copied again; 0: never.
+        check_replicas_every: the steps between comparisons of the towers; 0: never; None: often at
+            first.
+        cluster: the hosts, if there are several.
+    """
+
+    average: bool
+    strategy: Strategy
+    update: str
+    transform: Optional[Transform]
+    broadcast_every: int
+    check_replicas_every: Optional[int]
+    cluster: Optional[Cluster]
+
+
+def checked_options(
+    average: Any,
+    strategy: Any,
+    update: Any,
+    transform: Any,
+    broadcast_every: Any,
+    check_replicas_every: Any,
+    cluster: Any,
+) -> Options:
+    """Return the options of a front end, with the strategy that a name or a file stands for.
+
+    Raises:
+        HierAllreduceError: an option is invalid.
+        ClusterError: ``cluster`` is no cluster.
+    """
+    check_average(average)
+    if update not in UPDATES:
+        known = ", ".join(map(repr, UPDATES))
+        raise HierAllreduceError(f"update={update!r} is unknown; there are {known}")
+    if transform is not None and not callable(transform):
+        raise HierAllreduceError(
+            f"transform={transform!r}: expected a function from N reduced gradients to N gradients,"
+            " such as lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]"
+        )
+    counts = {"broadcast_every": broadcast_every}
+    if check_replicas_every is not None:
+        counts["check_replicas_every"] = check_replicas_every
+    for option, steps in counts.items():
+        if not is_whole_number(steps):
+            raise HierAllreduceError(f"{option}={steps!r}: expected a number of steps, or 0")
+    check_cluster(cluster)
+    strategy = strategy_from(strategy)
+    return Options(
+        average, strategy, update, transform, int(broadcast_every), check_replicas_every, cluster
+    )
