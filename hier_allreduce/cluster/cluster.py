@@ -76,8 +76,8 @@ class Cluster:
                 or frozen. A host that computes, saves or evaluates is neither, however long it
                 takes.
             start_timeout: seconds to wait for all hosts at the start.
-            stall_timeout: seconds that a live host may keep the others waiting, for example while
-                it saves.
+            stall_timeout: seconds that a live host may keep the others waiting in a step: at least
+                the time for which the chief saves and evaluates.
             communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
@@ -167,7 +167,8 @@ class Cluster:
                 first one.
 
         Returns:
-            A ``tf.compat.v1.Session``. Leaving it waits until all hosts have left theirs.
+            A ``tf.compat.v1.Session``. Leaving it waits until all hosts have left theirs, or for
+            ``timeout``.
 
         Raises:
             ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a

@@ -118,13 +118,16 @@ class HealthCheck:
     def fault(self, seconds: float = 0.0) -> str:
         """Return which hosts are gone or silent; empty if none is, even after ``seconds``.
 
-        A silent host is asked twice.
+        One that does not answer, or cannot be asked, is asked twice.
         """
         end = time.monotonic() + seconds
         while True:
             fault_by_task = self._faults(self._address_by_task)
-            # A host under load may be late once.
-            if SILENT in fault_by_task.values():
+            # A host under load may be late once. The look-up of a name may fail once, and at once.
+            faults = set(fault_by_task.values())
+            if faults - {GONE, STRANGE}:
+                if SILENT not in faults:
+                    time.sleep(self.interval)
                 suspects = {task: self._address_by_task[task] for task in fault_by_task}
                 fault_by_task = self._faults(suspects)
             if fault_by_task or time.monotonic() > end:

@@ -39,8 +39,10 @@ _FROM_OTHER_HOSTS = (
 _INCARNATION = "incarnation"
 _RESTARTED = (
     "all hosts answer, but one was lost for a moment: it has started again while the others still"
-    " ran, or the network between them failed"
+    " ran, or the network between them failed; or an op here, such as one that reads data, is"
+    " unavailable"
 )
+_LONGEST = 300  # characters of TensorFlow's error in ours
 # A process that ends may close its connections before its port.
 _CLOSING_SECONDS = 1.0
 # An error message lists so many differences at most.
@@ -97,6 +99,7 @@ class ClusterSession(tf1.Session):
         self._instances = instances
         # Collectives of this class have a graph of their own, because the user's may be finalized.
         self._own = tf1.Session(target, tf.Graph(), config)
+        self._table_by_length: Dict[int, Tuple[Any, Any]] = {}
         # It has no step with the other hosts until it has begun.
         self._state = _State.LEFT
         # Errors tell why the state is FAILED or LOST.
@@ -217,7 +220,8 @@ class ClusterSession(tf1.Session):
             if not (fault or was_lost):
                 raise
             self._health.let_others_find_it()
-            raise ClusterError(f"{fault or _RESTARTED}. {START_AGAIN}") from error
+            cause = fault or f"{_RESTARTED}. TensorFlow's error: {str(error.message)[:_LONGEST]}"
+            raise ClusterError(f"{cause}. {START_AGAIN}") from error
 
     # ---- comparisons -------------------------------------------------------------------------
 
@@ -286,11 +290,19 @@ class ClusterSession(tf1.Session):
 
         ``seconds`` and ``doing`` are those of :meth:`HealthCheck.wait`.
         """
-        own = self._own
-        with own.graph.as_default():
-            ours = tf.constant(integers, tf.int64)
-            table = gather(ours, self._job, next(self._instances))
-        return self._wait(lambda: own.run(table, options=self._numbered()), seconds, doing)
+        own, length = self._own, len(integers)
+        # Ops stay in a graph for ever, so tables of one length share theirs.
+        if length not in self._table_by_length:
+            with own.graph.as_default():
+                ours = tf1.placeholder(tf.int64, [length])
+                table = gather(ours, self._job, next(self._instances))
+            self._table_by_length[length] = (ours, table)
+        ours, table = self._table_by_length[length]
+
+        def step() -> Any:
+            return own.run(table, {ours: integers}, self._numbered())
+
+        return self._wait(step, seconds, doing)
 
     def _texts(self, own: str, seconds: float) -> List[str]:
         """Return the texts of all hosts; nothing if they are equal."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..compat import mirrored_factory, replica_values
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads
-from ..graph.measuring import Rows, hook
+from ..graph.measuring import Rows, measurement
 from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -63,7 +63,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " page about Keras shows"
             )
         # The baseline is TensorFlow's all-reduce that is being measured; None in other programs.
-        baseline = hook().baseline("keras")
+        baseline = measurement().baseline("keras")
         self._baseline = getattr(tf.distribute, baseline)() if baseline else None
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
@@ -135,7 +135,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             pairs = [value_destination_pairs[place] for place in places]
             if self._baseline:
                 theirs = self._baseline.batch_reduce(reduce_op, pairs, *options)
-                reduced: Rows = hook().reduced(list(zip(*map(replica_values, theirs))))
+                reduced: Rows = measurement().reduced(list(zip(*map(replica_values, theirs))))
             else:
                 columns = [replica_values(replicas) for replicas, _ in pairs]
                 grads = list(zip(*columns))  # K × N
@@ -152,6 +152,9 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
 def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:
     """Return the K devices of the result, in the replicas' order; None if it is no all-reduce."""
     tensors = replica_values(replicas)
+    # One replica has nothing to add up, and no PerReplica value from which a class can be taken.
+    if len(tensors) == 1:
+        return None
     for tensor in tensors:
         if not isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
             return None

@@ -15,6 +15,8 @@ import pytest
 from helpers.clusters import free_addresses, job
 from helpers.graphs import IS_TF2
 
+from hier_allreduce.cluster import health
+
 # of clusters in which a host dies or freezes; a live host answers within a sixth of it
 TIMEOUT = 12.0
 HOW = {signal.SIGKILL: "is not listening", signal.SIGSTOP: "does not answer"}
@@ -74,6 +76,15 @@ def test_a_chief_may_save_for_longer_than_the_timeout():
             hosts[1].until("a heartbeat")
         hosts[0].go_on()
         assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
+
+
+def test_a_host_whose_name_is_not_found_once_is_asked_again(monkeypatch):
+    answers = {"b:1": ["cannot be reached: Temporary failure in name resolution", ""], "c:1": [""]}
+    monkeypatch.setattr(health, "heartbeat", lambda address, _: answers[address].pop(0))
+    check = health.HealthCheck(["a:1", "b:1", "c:1"], 0, timeout=1.2)
+    assert check.fault() == "" and answers == {"b:1": [], "c:1": []}
+    answers["b:1"], answers["c:1"] = 2 * ["cannot be reached: no route"], [""]
+    assert check.fault() == "host 1 (b:1) cannot be reached: no route"
 
 
 def test_a_live_host_that_does_not_come_ends_in_a_stall_timeout():
@@ -153,7 +164,7 @@ def test_a_host_that_starts_again_alone_tells_all_to_start_again():
         with hosts[1].again() as again:
             for text in (again.error(), hosts[0].error()):
                 assert text.startswith("ClusterError: ") and "Start all hosts again" in text, text
-                assert "was lost for a moment" in text or "host 1 (" in text, text
+                assert "TensorFlow's error: " in text or "host 1 (" in text, text
 
 
 def test_a_port_that_is_taken_is_named():

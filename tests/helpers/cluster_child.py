@@ -11,6 +11,7 @@ import functools
 import gc
 import os
 from concurrent import futures
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -284,16 +285,25 @@ def tensorpack(cluster, options, reach):
         )
 
     child.Look._chief_only = False  # type: ignore[misc]
-    return child.train(
-        HierarchicalTrainer(devices_of(cluster), cluster=cluster, update=options["update"]),
+    choices = {"update": options.get("update", "replicated")}
+    first = options.get("epoch", 1)
+    rates: Any = [child.Slower(), child.Rates()] if options.get("slower") else []
+    spoiler = [child.Spoil()] if options.get("spoil") else []
+    trained = child.train(
+        HierarchicalTrainer(devices_of(cluster), cluster=cluster, **choices),
         options["optimizer"],
         data=tp.QueueInput(tp.dataflow.DataFromGenerator(share)),
-        epochs=options["epoch"],
-        callbacks=[tp.callbacks.ModelSaver(checkpoint_dir=os.path.join(folder, "saved"))],
-        load=options["load"] if cluster.is_chief else None,
-        starting_epoch=options["epoch"],
+        epochs=options.get("epochs", first),
+        callbacks=[
+            tp.callbacks.ModelSaver(checkpoint_dir=os.path.join(folder, "saved")),
+            *rates,
+            *spoiler,
+        ],
+        load=options.get("load") if cluster.is_chief else None,
+        starting_epoch=first,
         monitors=[],
     )
+    return {**trained, "rates": rates[-1].seen if rates else None}
 
 
 def main(scenario, arguments, options, line):

@@ -49,6 +49,10 @@ def sgd(rate=0.1):
     return tf1.train.GradientDescentOptimizer(rate)
 
 
+def sgd_with_a_variable():
+    return sgd(tf1.get_variable("rate", initializer=0.1, trainable=False, use_resource=True))
+
+
 def look_ahead():
     inside = momentum()
     return PostProcessOptimizer(
@@ -91,6 +95,7 @@ OPTIMIZERS = {
     "momentum": momentum,
     "sgd": sgd,
     "sgd*3": lambda: sgd(0.3),
+    "sgd with a variable": sgd_with_a_variable,
     "adam": adam,
     "clip": lambda: apply_grad_processors(sgd(), [GlobalNormClip(0.05), SummaryGradient()]),
     "accumulate sgd": lambda: AccumGradOptimizer(sgd(), 3),
@@ -154,9 +159,15 @@ class Model(tp.ModelDesc):
 
 
 class Look(tp.Callback):
-    """The values of all variables right before the first step and right after the last one."""
+    """The values of all variables before the first step, before each epoch, and at the end."""
 
     before = after = None
+
+    def _setup_graph(self):
+        self.epochs = []
+
+    def _before_epoch(self):
+        self.epochs.append(self._read())
 
     def _read(self):
         variables = tf1.global_variables() + tf1.local_variables()
@@ -168,6 +179,45 @@ class Look(tp.Callback):
 
     def _after_train(self):
         self.after = self._read()
+
+
+class Slower(tp.Callback):
+    """The chief divides the rate by ten at the end of each epoch."""
+
+    def _setup_graph(self):
+        (self.rate,) = (var for var in tf1.global_variables() if var.op.name == "rate")
+
+    def _trigger_epoch(self):
+        self.rate.load(self.rate.eval() / 10)
+
+
+class Rates(tp.Callback):
+    """The rate with which each epoch trained on this host."""
+
+    _chief_only = False
+
+    def _setup_graph(self):
+        (self.rate,) = (var for var in tf1.global_variables() if var.op.name == "rate")
+        self.seen = []
+
+    def _after_epoch(self):
+        self.seen.append(float(self.rate.eval()))
+
+
+class Spoil(tp.Callback):
+    """Adds to a weight of this host after its second step."""
+
+    _chief_only = False
+
+    def _setup_graph(self):
+        weights = tf1.trainable_variables()[0]
+        self.spoil = weights.assign_add(tf.ones_like(weights))
+        self.steps = 0
+
+    def _trigger_step(self):
+        self.steps += 1
+        if self.steps == 2:
+            self.trainer.sess.run(self.spoil.op)
 
 
 def train(
@@ -207,4 +257,4 @@ def train(
             ),
             trainer,
         )
-    return {"before": look.before, "after": look.after}
+    return {"before": look.before, "epochs": look.epochs, "after": look.after}

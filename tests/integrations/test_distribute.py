@@ -544,6 +544,26 @@ def test_values_of_all_replicas_on_one_device_are_added_up_there():
 
 
 @needs_tf2
+def test_one_replicas_value_on_another_device_is_copied_to_its_variable():
+    """Clipped or accumulated on the CPU, for example."""
+    strategy = mirrored(1)
+    with strategy.scope():
+        variable = tf.Variable([0.0])
+
+    def add_up():
+        with tf.device(gpu_or_cpu(1)):
+            grad = tf.fill([1], 3.0)
+
+        def merge(strategy, grad):
+            return strategy.extended.batch_reduce_to(SUM, [(grad, variable)])
+
+        return tf.distribute.get_replica_context().merge_call(merge, (grad,))
+
+    (got,) = strategy.run(add_up)
+    assert np.array_equal(got, [3]) and got.device.endswith(f"{XPU.upper()}:0")
+
+
+@needs_tf2
 def test_gather_reduce_and_variables_that_are_summed_on_reading():
     strategy = mirrored(3)
     value = strategy.run(lambda: tf.fill([1, 2], replica_number()))

@@ -33,6 +33,24 @@ def test_two_hosts_train_like_one_with_all_their_towers(tmp_path, optimizer, upd
                 assert host[when][name] == host[when][f"tower1/{name}"]
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_the_chief_changes_at_an_epochs_end_goes_to_all_hosts(tmp_path, devices):
+    options = {"optimizer": "sgd with a variable", "slower": True, "epochs": 2}
+    with job("tensorpack", 2, devices=devices, folder=str(tmp_path), **options) as hosts:
+        for host in hosts:
+            np.testing.assert_allclose(host.facts()["rates"], [0.1, 0.01], rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_hosts_are_compared_while_they_train(tmp_path, devices):
+    options = {"optimizer": "sgd", "folder": str(tmp_path), "each": {1: {"spoil": True}}}
+    with job("tensorpack", 2, devices=devices, **options) as hosts:
+        errors = [host.error() for host in hosts]
+    # With several towers on a host it finds that they are not equal before it asks the others.
+    words = "after step 4" if devices > 1 else "the hosts' weights have become different"
+    assert any(words in error for error in errors), errors
+
+
 def test_a_cluster_of_another_class_is_an_error(tmp_path):
     program = """
 from hier_allreduce import ClusterError

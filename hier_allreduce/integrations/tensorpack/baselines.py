@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 from tensorpack.graph_builder import utils
 
-from ...graph.measuring import hook
+from ...graph.measuring import measurement
 from ...training.towers import Pairs
 
 
@@ -30,5 +30,5 @@ def reduced_by_baseline(
         packed = packer.pack_all(grads, devices)
         sums = utils.allreduce_grads_hierarchical(packed, devices, average=average)
         reduced = packer.unpack_all(sums, devices)
-    pairs: List[Pairs] = utils.merge_grad_list(hook().reduced(reduced), variables)
+    pairs: List[Pairs] = utils.merge_grad_list(measurement().reduced(reduced), variables)
     return pairs

@@ -19,20 +19,21 @@ from ... import configs
 from ..._lazy import keras_2_install
 from ...cluster import Cluster
 from ...compat import tf1
-from ...errors import ClusterError, HierAllreduceError
+from ...errors import HierAllreduceError
 from ...graph import device_strings
 from ...graph.columns import check_arguments, grads_in, variables_in, warn_of_references
-from ...graph.measuring import hook
-from ...planning.strategy import Strategy, strategy_from
+from ...graph.measuring import measurement
+from ...planning.strategy import Strategy
 from ...training.attributes import unchanged
+from ...training.options import Transform, checked_options
 from ...training.replicas import PeriodicComparison, broadcast, comparison, replicas_by_name
-from ...training.towers import Pairs, ReplicatedVariables, Towers, Transform
-from ...training.update import check_optimizer, check_options, update_towers
+from ...training.towers import Pairs, ReplicatedVariables, Towers
+from ...training.update import check_optimizer, update_towers
 from .accumulation import with_ordered_accumulation
 from .baselines import reduced_by_baseline
-from .devices import creator_for_towers
-from .hosts import broadcast_to_hosts, creator_for_hosts
+from .copies import CopyBeforeEpochs, broadcast_to_hosts
 from .names import with_missing_pairs
+from .sessions import creator_for_hosts, creator_for_towers
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
 _NOT_IN_FILES = ("transform", "cluster")
@@ -82,8 +83,10 @@ class HierarchicalTrainer(SingleCostTrainer):
     Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is
     not used), saves, evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its
     variables, including optimizer slots and the global step, go to all other hosts before training
-    and, with ``BROADCAST_EVERY_EPOCH``, at the end of every epoch. The other hosts wait for as long
-    as it lives. All hosts must make the same number of steps, every host on its share of the data.
+    and, with ``BROADCAST_EVERY_EPOCH``, before every epoch: also what its callbacks changed at the
+    end of the last one, such as the learning rate. Meanwhile the other hosts wait, for as long as
+    the cluster's ``stall_timeout`` lets them. All hosts must make the same number of steps, every
+    host on its share of the data.
 
     Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be
     updated while a gradient still reads it. If several towers train one, a warning says so; with
@@ -93,7 +96,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         devices: K devices, one for each tower.
         cluster: the hosts; None for one host.
         BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers
-            also at the end of every epoch. Needed if towers have variables that are not trained,
+            also before every later epoch. Needed if towers have variables that are not trained,
             such as batch normalization's moving averages.
     """
 
@@ -130,12 +133,8 @@ class HierarchicalTrainer(SingleCostTrainer):
                 error when training starts, before its session does.
         """
         _check_arguments(unknown)
-        check_options(
-            average,
-            update,
-            transform,
-            broadcast_every=broadcast_every,
-            check_replicas_every=check_replicas_every,
+        self._options = checked_options(
+            average, strategy, update, transform, broadcast_every, check_replicas_every, cluster
         )
         # A number stands for that many GPUs, as for tensorpack's trainer.
         if configs.is_whole_number(devices) and devices > 0:
@@ -151,15 +150,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             is_id = configs.is_whole_number
             devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
-        self._strategy = strategy_from(strategy)
-        self._average = average
-        self._update = update
-        self._transform = transform
-        self._broadcast_every = int(broadcast_every)
-        self._check_every = check_replicas_every
         super().__init__()
-        if not isinstance(cluster, (Cluster, type(None))):
-            raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
         self.cluster = cluster
         self.is_chief = cluster is None or cluster.is_chief
 
@@ -233,8 +224,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
         replicas = self._update_towers(optimizer, with_missing_pairs(rows))
-        callbacks = self._syncing(replicas) if len(self.devices) > 1 else []
-        if self.cluster is None or self.cluster.size == 1:
+        hosts = 1 if self.cluster is None else self.cluster.size
+        callbacks = self._syncing(replicas) if len(self.devices) * hosts > 1 else []
+        if self.cluster is None or hosts == 1:
             return callbacks
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
         # By default a callback runs on the chief only, but its ops wait for all hosts.
@@ -265,10 +257,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         towers = Towers(
             rows,
             self.devices,
-            self._average,
-            self._strategy,
-            self.cluster,
-            self._transform,
+            self._options,
             # The state of all towers but the first is local, so that it is not saved.
             scope=lambda tower: override_to_local_variable(enable=tower > 0),
             may_have_references=True,
@@ -276,13 +265,13 @@ class HierarchicalTrainer(SingleCostTrainer):
         if len(self.devices) > 1:
             warn_of_references(variables_in(rows[0]))
         # A measurement may put another all-reduce in the place of ours.
-        baseline = hook().baseline("tensorpack", self._update)
+        baseline = measurement().baseline("tensorpack", self._options.update)
         if baseline:
-            pairs = reduced_by_baseline(baseline, rows, self.devices, self._average)
+            pairs = reduced_by_baseline(baseline, rows, self.devices, self._options.average)
             towers = towers._replace(reduced=list(map(grads_in, pairs)))
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
-            op, replicas = update_towers(self._update, optimizer, towers)
+            op, replicas = update_towers(optimizer, towers)
             self.train_op = tf.group(op, name="train_op")
         return replicas
 
@@ -290,18 +279,13 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
             sync = broadcast(replicas_by_name(replicas, self.devices), self.devices)
-        at_epochs = RunOp(
-            sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
-        )
-        at_epochs.name_scope = "SyncVariables"
+        before_epochs = CopyBeforeEpochs(sync, self.BROADCAST_EVERY_EPOCH, "SyncVariables")
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
         compare = comparison(replicas, self.devices)
-        periodic = PeriodicComparison(compare, self._check_every, self.cluster)
-        callbacks = [at_epochs, _CompareTowers(periodic)]
-        if self._broadcast_every:
-            callbacks.append(
-                PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every)
-            )
+        callbacks = [before_epochs, _CompareTowers(PeriodicComparison(compare, self._options))]
+        every = self._options.broadcast_every
+        if every:
+            callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=every))
         return callbacks
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
@@ -329,11 +313,9 @@ class _CompareTowers(Callback):
 
     def __init__(self, comparison: PeriodicComparison):
         self._comparison = comparison
-        self._steps = 0
 
     def _trigger_step(self) -> None:
-        self._steps += 1
-        self._comparison.after_step(self._steps, self.trainer.sess)
+        self._comparison.after_step(self.trainer.sess)
 
 
 def _check_arguments(unknown: Mapping[str, Any]) -> None:
