@@ -78,12 +78,17 @@ def outer_graph() -> Any:
 def in_current_graph(tensor: Any) -> bool:
     """Return whether ops added now can read ``tensor``.
 
-    They can if it is in the same graph, or if a function can capture it.
+    They can if it is in the same graph. A function can also capture a tensor that has a value, or
+    one of a graph around it.
     """
     if tf.executing_eagerly():
         return is_eager(tensor)
     graph = tf1.get_default_graph()
-    return hasattr(graph, "capture") or (not is_eager(tensor) and tensor.graph is graph)
+    if is_eager(tensor):
+        return hasattr(graph, "capture")
+    while graph not in (None, tensor.graph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def builds_for_session() -> bool:

@@ -16,15 +16,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
-from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import forget_colocation, tf1, without_autograph
-from ..errors import ClusterError
 from ..planning.chunks import Chunk, Load
 from ..planning.plan import copies_in, run, sums_in, sums_to
 from ..planning.strategy import Strategy, strategy_from
 from .columns import (
     check_arguments,
     check_average,
+    check_cluster,
     checked_columns,
     checked_pairs,
     checked_rows,
@@ -36,7 +35,7 @@ from .columns import (
 from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
 from .lead import limit_lead
-from .measuring import hook
+from .measuring import measurement
 from .names import check_scope, variable_names
 from .packing import Packing
 from .record import describe, log_once, record
@@ -180,10 +179,11 @@ def allreduce_grads_and_vars(
     grads = [grads_in(row) for row in pairs]  # K × N
     names = variable_names(pairs, devices)  # N
     layout = checked_layout(grads, devices, average, strategy, cluster, names)
-    reduced = add_ops(layout, name)  # K × N
     # With one tower the program races no more than without this package, so it gets no warning.
+    # It comes before the ops, because a program may turn warnings into errors.
     if len(devices) > 1:
         warn_of_references(variables_in(pairs[0]))
+    reduced = add_ops(layout, name)  # K × N
     reduced_pairs = []
     for row, new_grads in zip(pairs, reduced):
         reduced_pairs.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
@@ -217,10 +217,9 @@ def checked_layout(
     """
     # Compare the K gradients of each variable: their dtype, their shape, dense or sparse.
     check_average(average)
-    if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
-        raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
+    check_cluster(cluster)
     hosts = 1 if cluster is None else cluster.size
-    strategy = hook().strategy(strategy, hosts)
+    strategy = measurement().strategy(strategy, hosts)
     # Hosts have different rows, and a collective needs equal shapes, so rows become dense.
     if hosts > 1:
         strategy = replace(strategy, sparse="dense")
@@ -229,9 +228,11 @@ def checked_layout(
     # Decide which gradients share a chunk, and by which steps each chunk travels.
     layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
     layout = layout._replace(average=bool(average), cluster=cluster)
-    hook().planned(layout, strategy, load)
+    measurement().planned(layout, strategy, load)
     if len(devices) > 1:
-        log_once(describe(layout))
+        line = describe(layout)
+        # Eagerly each step is a call, and may have other numbers of rows.
+        log_once(line.partition(";")[0] if tf1.executing_eagerly() else line)
     return layout
 
 
@@ -249,21 +250,31 @@ def add_ops(layout: Layout, name: Optional[str] = None) -> List[Tuple[Any, ...]]
         settings = {"average": layout.average, "layout": layout.fingerprint}
         layout.cluster.ops.announce(scope, len(layout.devices), gradients, settings)
     rows = _reduced(layout, scope)  # K × N
-    return list(hook().reduced(rows))
+    return list(measurement().reduced(rows))
 
 
-def _reduced(layout: Layout, name: str) -> List[Tuple[Any, ...]]:
-    """Return K rows of N results; None where the schedules bring none."""
+def _reduced(
+    layout: Layout, name: str, values: Optional[Sequence[Sequence[Any]]] = None
+) -> List[Tuple[Any, ...]]:
+    """Return K rows of N results; None where the schedules bring none.
+
+    ``values``: K×N tensors or None, to copy as they are instead of the gradients.
+    """
     context = Context(layout)
-    sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
+    sums = [Sum(chunk.name, context) for chunk in layout.chunks]  # C
+    if values is None:
+        sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]
     packing = Packing(layout, context)
     with forget_colocation(), tf1.name_scope(name) as scope:
         # Pack each tower's gradients into its chunks: small ones are joined, large ones cut.
         packed = []  # K × C
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                grads = [gradient(column, tower, layout.devices) for column in layout.columns]
-                packed.append(packing.pack(tower, grads))
+                if values is None:
+                    row = [gradient(column, tower, layout.devices) for column in layout.columns]
+                else:
+                    row = list(values[tower])
+                packed.append(packing.pack(tower, row))
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
         reduced = []  # C × K, None where a schedule brings no sum
@@ -282,8 +293,9 @@ def _reduced(layout: Layout, name: str) -> List[Tuple[Any, ...]]:
                 unpacked.append(tuple(packing.unpack(tower, chunks)))
 
         # A tower's backward pass waits for its earlier sums, as `lead` says.
-        totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
-        limit_lead(layout, totals)
+        if layout.has_edges:
+            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
+            limit_lead(layout.columns, layout.chunks, totals)
         return unpacked
 
 
@@ -324,16 +336,12 @@ def copy_from_roots(
         K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without
         gradients.
     """
-    columns = list(layout.columns)
+    values: List[List[Any]] = [[None] * len(tensors) for _ in layout.devices]  # K × N
     for n, root in layout.roots().items():
-        at_root: List[Any] = [None] * len(layout.devices)
-        at_root[root] = tensors[n]
-        # A column without a dtype is copied as it is, because nothing is then cast, and no zeros
-        # stand for missing gradients.
-        columns[n] = columns[n]._replace(grads=tuple(at_root), dtype="", is_sparse=False)
-    # The tensors are results already, so nothing is divided or sent to other hosts.
-    back = layout._replace(columns=columns, average=False, cluster=None).with_steps(copies_in)
-    return _reduced(back, name)
+        values[root][n] = tensors[n]
+    # They are results already, so nothing is divided or sent to other hosts, and no pass waits.
+    back = layout._replace(average=False, cluster=None, has_edges=False).with_steps(copies_in)
+    return _reduced(back, name, values)
 
 
 def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:

@@ -19,9 +19,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 import tensorflow as tf
 
+from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..configs import check_keys
-from ..errors import HierAllreduceError
+from ..errors import ClusterError, HierAllreduceError
 from ..formatting import count
 from ..planning.strategy import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
@@ -50,7 +51,7 @@ class Column(NamedTuple):
     Attributes:
         name: the variable's name in messages and op names.
         grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
-        dtype: the gradients' dtype; empty if all are None, or are only copied.
+        dtype: the gradients' dtype; empty if all are None.
         shape: the gradients' shape as far as it is known; of sparse ones, their variable's.
         is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that stay sparse.
     """
@@ -142,6 +143,12 @@ def check_average(average: Any) -> None:
     """Raise a HierAllreduceError if ``average`` is not a bool; NumPy's bools are bools."""
     if not isinstance(average, (bool, np.bool_)):
         raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
+
+
+def check_cluster(cluster: Any) -> None:
+    """Raise a ClusterError if ``cluster`` is neither a cluster nor None, which is one host."""
+    if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
+        raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
 
 
 def check_arguments(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
@@ -245,7 +252,7 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
     device_by_tower: Dict[int, str] = {}
     for tower, device in enumerate(devices):
         # A device function, or a job without a device, tells nothing.
-        if isinstance(device, str) and device_fields(device)[3]:
+        if isinstance(device, str) and device_fields(device).device_type:
             device_by_tower[tower] = device
 
     # A variable's home is the tower on whose device it is. The row's tower comes first, because
@@ -328,7 +335,7 @@ def checked_columns(
         if shapeless and not has_height:
             raise HierAllreduceError(
                 f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made"
-                " dense; give dense_shape, or choose sparse='rows'"
+                " dense; give dense_shape"
             )
         fault = _fault_on_gpus(column) if on_gpus else ""
         if fault:

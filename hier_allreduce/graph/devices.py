@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ _EXPECTED = (
     "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice, as"
     " tf.config.list_logical_devices() returns them"
 )
+_SPLIT = "tf.config.set_logical_device_configuration splits a device into several"
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
@@ -49,14 +50,14 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
             spelling = device.to_string()
         # A text that TensorFlow cannot read is no device, nor is one with a number below 0.
         try:
-            index = device_fields(spelling)[4] if isinstance(spelling, str) else -1
+            index = device_fields(spelling).device_index if isinstance(spelling, str) else -1
         except ValueError:
             index = -1
         if index is not None and index < 0:
             hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
             fault = f"{device!r} is not a device{hint}; {_EXPECTED}"
             raise HierAllreduceError(f"tower {tower}: {fault}")
-        if str(device_fields(spelling)[3]).startswith("XLA_"):
+        if str(device_fields(spelling).device_type).startswith("XLA_"):
             raise HierAllreduceError(
                 f"tower {tower}: {spelling} is a device of XLA, on which TensorFlow runs compiled"
                 " clusters only; name the device itself, such as '/gpu:0'"
@@ -85,27 +86,28 @@ def _spelled(device: str) -> str:
     return f"{spec.to_string()}{short}:{index or 0}"
 
 
-def check_existence(devices: Sequence[Any]) -> None:
-    """Check that K devices exist, if ops that are added now will run here, not in a session.
+def check_existence(
+    devices: Sequence[Any], existing: Sequence[str] = (), advice: str = _SPLIT
+) -> None:
+    """Check that K devices are among the existing ones, by default those of eager calls.
 
-    Soft placement would move their ops to another device in silence.
+    Soft placement would move their ops to another device in silence. Ops that are added for a
+    session are checked with its own devices.
     """
-    existing = devices_of_eager_calls()
+    existing = existing or devices_of_eager_calls()
     for tower, device in enumerate(devices if existing else ()):
-        if not isinstance(device, str):
-            continue
-        if not any(devices_match(candidate, device) for candidate in existing):
+        # Device functions and None are left to TensorFlow, which knows where they lead.
+        if isinstance(device, str) and not any(devices_match(one, device) for one in existing):
             listed = ", ".join(dict.fromkeys(map(_spelled, existing)))
             raise HierAllreduceError(
-                f"tower {tower}: {device} does not exist. There are {listed};"
-                " tf.config.set_logical_device_configuration splits a device into several"
+                f"tower {tower}: {device} does not exist. There are {listed}; {advice}"
             )
 
 
 def _warn_of_shared(devices: Sequence[Any]) -> None:
     """Warn the caller's caller of towers on one device, which gain nothing."""
     # A job or a device function says nothing about the device itself.
-    known = [device for device in devices if isinstance(device, str) and device_fields(device)[3]]
+    known = [device for device in devices if _type_of(device)]
     for device in dict.fromkeys(known):
         if known.count(device) > 1:
             warnings.warn(
@@ -127,11 +129,21 @@ def _listed(devices: Any) -> Optional[List[Any]]:
         return None
 
 
+class DeviceFields(NamedTuple):
+    """What the name of a device says; a field that it leaves out is None."""
+
+    job: Optional[str]
+    replica: Optional[int]
+    task: Optional[int]
+    device_type: Optional[str]
+    device_index: Optional[int]
+
+
 @lru_cache(maxsize=4096)
-def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
-    """Return job, replica, task, type and number of a device's name; None for missing ones."""
+def device_fields(device: Optional[str]) -> DeviceFields:
+    """Return the fields of a device's name."""
     spec = tf.DeviceSpec.from_string(device or "")
-    return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
+    return DeviceFields(spec.job, spec.replica, spec.task, spec.device_type, spec.device_index)
 
 
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
@@ -145,12 +157,17 @@ def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
 
 def any_on_gpu(devices: Sequence[Any]) -> bool:
     """Return whether some device is known to be a GPU."""
-    return any(isinstance(device, str) and device_fields(device)[3] == "GPU" for device in devices)
+    return any(_type_of(device) == "GPU" for device in devices)
 
 
 def all_on_cpu(devices: Sequence[Any]) -> bool:
     """Return whether every device is known to be a CPU."""
-    return all(isinstance(device, str) and device_fields(device)[3] == "CPU" for device in devices)
+    return all(_type_of(device) == "CPU" for device in devices)
+
+
+def _type_of(device: Any) -> Optional[str]:
+    """Return ``"GPU"``, ``"CPU"``, or None of a device function, or of a name without a type."""
+    return device_fields(device).device_type if isinstance(device, str) else None
 
 
 def session_with(devices: Sequence[Any], hosts: int) -> str:
@@ -162,8 +179,8 @@ def session_with(devices: Sequence[Any], hosts: int) -> str:
     # A session has one CPU device unless it asks for more, but all GPUs.
     cpus = []
     for device in devices:
-        job, _, _, device_type, index = device_fields(device if isinstance(device, str) else "")
-        if job is None and device_type == "CPU":
-            cpus.append(index)
+        fields = device_fields(device if isinstance(device, str) else "")
+        if fields.job is None and fields.device_type == "CPU":
+            cpus.append(fields.device_index or 0)
     needed = max(cpus, default=0) + 1
     return f'a session with device_count={{"CPU": {needed}}}' if needed > 1 else ""

@@ -25,12 +25,11 @@ import tensorflow as tf
 from ..formatting import count
 from ..planning.chunks import Chunk, GradientSize, Load, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
-from ..planning.rule import TowersOn
 from ..planning.schedules import scheduled
 from ..planning.strategy import Strategy, plan_for
 from .columns import Column, bytes_of_row, row_counts, static_shape
 from .devices import all_on_cpu
-from .edges import takes_edges
+from .lead import takes_edges
 from .names import op_names
 
 if TYPE_CHECKING:
@@ -116,12 +115,7 @@ def lay_out(
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
     sizes = [size_of(column, strategy.wire_dtype) for column in columns]  # N
-    # The rule sees what the towers are on.
-    has_edges = strategy.edges and hosts == 1 and takes_edges(columns, devices)
-    on = TowersOn.GPUS_WITH_EDGES if has_edges else TowersOn.GPUS_WITHOUT_EDGES
-    if all_on_cpu(devices):
-        on = TowersOn.CPU_DEVICES
-    plan = plan_for(strategy, len(devices), on)
+    plan = plan_for(strategy, len(devices), all_on_cpu(devices))
     # On a lone tower nothing travels, so nothing is packed or cut.
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)
@@ -145,7 +139,8 @@ def lay_out(
 
     # A sum of sums comes too late for the pass, and a lone chunk has no later part to hold.
     are_direct = [is_direct(chunk.steps) for chunk in named]
-    has_edges = has_edges and len(named) > 1 and any(are_direct)
+    may_have_edges = strategy.edges and hosts == 1 and len(named) > 1 and any(are_direct)
+    has_edges = may_have_edges and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), plan, sizes, named, strategy.wire_dtype, has_edges)
 
 

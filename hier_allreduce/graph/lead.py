@@ -30,52 +30,68 @@ from collections import Counter, defaultdict
 from itertools import accumulate
 from typing import Any, DefaultDict, Dict, List, Sequence, Set
 
-from ..compat import add_control_edge, tf1
-from ..planning.plan import is_direct
+from ..compat import add_control_edge, takes_control_edges, tf1
+from ..planning.chunks import Chunk
+from .columns import Column
 from .devices import any_on_gpu
-from .edges import ends_of, first_needs, sources
-from .layout import Layout
+from .needs import needed_by, sources
 
 # The launching thread may be ahead of a sum by this part of a backward pass's ops. A smaller part
 # would also stop a thread that is barely ahead.
 DISTANCE = 0.5
 
+# A sum of two towers waits for one copy only, and edges then cost more than they gain.
+FEWEST_TOWERS = 3
+REFERENCE_VARIABLES = ("Variable", "VariableV2")
+
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk
 
 
-def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
+def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
+    """Return whether the backward passes of K towers of one host can wait for sums.
+
+    Four kinds of graphs are left alone: those of a ``tf.function``, which orders the effects of its
+    ops later, and in its own way; those that a session may know, because it does not follow edges
+    that it has not seen; those with reference variables; and loops and branches.
+    """
+    if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or not takes_control_edges():
+        return False
+    # An update may overwrite a reference variable before an op that waits has read it.
+    return not any(op.type in REFERENCE_VARIABLES for op in needed_by(_ends_of(columns)))
+
+
+def limit_lead(columns: Sequence[Column], chunks: Sequence[Chunk], totals: Sequence[Any]) -> None:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
 
-    Results do not change. Nothing is done if the layout has no edges.
+    Results do not change.
 
     Args:
-        layout: C chunks, in the order in which they become ready.
+        columns: N columns of gradients.
+        chunks: C chunks, in the order in which they become ready.
         totals: C complete sums, on the roots of the chunks.
     """
-    # The second part of an all-reduce has copies only, and no gradient is left to wait for them.
-    are_direct = [is_direct(chunk.steps) for chunk in layout.chunks]
-    if not layout.has_edges or not any(are_direct):
-        return
-
     # Number the ops of the backward pass by the first sum that needs them. Ops of the all-reduce
     # get no number, because they follow the pass.
-    ends = ends_of(layout.columns)
-    of_pass = first_needs([ends])
-    needed_by = first_needs([total.op] for total in totals)
-    needed_by = {op: chunk for op, chunk in needed_by.items() if op in of_pass}
-    starts = _starts(needed_by, ends, layout.column_of(layout.chunks[0]).grads)
+    ends = _ends_of(columns)
+    of_pass = needed_by(ends)
+    index_by_op: Dict[Any, int] = {}
+    for index, total in enumerate(totals):
+        new = needed_by([total.op], without=index_by_op)
+        index_by_op.update(dict.fromkeys(new, index))
+    index_by_op = {op: index for op, index in index_by_op.items() if op in of_pass}
+    starts = _starts(index_by_op, ends, columns[chunks[0].first].grads)
 
     # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
     # because the forward pass is among them.
-    ops_of_chunk = Counter(needed_by.values())
+    ops_of_chunk = Counter(index_by_op.values())
     ops_of_chunk[0] = 0
-    done = list(accumulate(ops_of_chunk[chunk] for chunk in range(len(totals))))
+    done = list(accumulate(ops_of_chunk[index] for index in range(len(totals))))
 
     # Let the first ops that are too far ahead of a sum wait for it, on the sum's tower. All later
     # ops come behind them.
-    for index, (chunk, total) in enumerate(zip(layout.chunks, totals)):
-        grad = layout.column_of(chunk).grads[chunk.root]
-        if grad is None or not are_direct[index]:
+    for index, (chunk, total) in enumerate(zip(chunks, totals)):
+        grad = columns[chunk.first].grads[chunk.root]
+        if grad is None:
             continue
         allowed = done[index] + DISTANCE * done[-1]
         too_far = (ops for later, ops in starts[grad.device].items() if done[later] > allowed)
@@ -83,7 +99,12 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
             add_control_edge(total.op, op)
 
 
-def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:
+def _ends_of(columns: Sequence[Column]) -> Set[Any]:
+    """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
+    return {grad.op for column in columns for grad in column.grads if grad is not None}
+
+
+def _starts(index_by_op: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:
     """Return the ops by which the backward pass of each GPU comes from a chunk to a later one."""
     # A tower's backward pass begins with its first gradient, because nothing tells it from the
     # forward pass but the order in which ops were made.
@@ -94,19 +115,19 @@ def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any
             begin = begin_by_device.get(grad.device, len(place_by_op))
             begin_by_device[grad.device] = min(place_by_op[grad.op], begin)
     backward = set()
-    for op in needed_by:
+    for op in index_by_op:
         if place_by_op[op] >= begin_by_device.get(op.device, len(place_by_op)):
             backward.add(op)
 
     # Sort the ops by chunk, and in a chunk as they were made, because TensorFlow lists the control
     # inputs of an op in an order that differs between processes.
     starts: Starts = defaultdict(lambda: defaultdict(list))
-    for op in sorted(backward, key=lambda op: (needed_by[op], place_by_op[op])):
-        chunk = needed_by[op]
-        is_start = any(src in backward and needed_by[src] < chunk for src in sources(op))
+    for op in sorted(backward, key=lambda op: (index_by_op[op], place_by_op[op])):
+        index = index_by_op[op]
+        is_start = any(src in backward and index_by_op[src] < index for src in sources(op))
         # An op waits only if it reads no state, which an update may change, and is in no loop or
         # branch, which edges from outside do not enter.
         may_wait = not op.op_def.is_stateful and op._get_control_flow_context() is None
         if is_start and may_wait and op not in ends:
-            starts[op.device][chunk].append(op)
+            starts[op.device][index].append(op)
     return starts

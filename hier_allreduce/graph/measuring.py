@@ -1,4 +1,4 @@
-"""The one hook of the all-reduce: what a program that is being measured does otherwise.
+"""What a program that ``tune`` measures does otherwise than one that only trains.
 
 ::
 
@@ -7,7 +7,7 @@
                    └──► planned     looks at the layout
     add_ops, baselines ──► reduced  adds a clock to the results
 
-In all other programs the hook is a :class:`Hook` itself, which changes nothing.
+All other programs have a :class:`Measurement` itself, which changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .layout import Layout
 Rows = Sequence[Tuple[Any, ...]]
 
 
-class Hook:
+class Measurement:
     """What a program does at four moments of an all-reduce; a subclass does something else."""
 
     def baseline(self, front_end: str, update: str = "replicated") -> str:
@@ -41,18 +41,18 @@ class Hook:
         """Look at a layout, and at what it was made from; no op exists yet."""
 
     def reduced(self, rows: Rows) -> Rows:
-        """Return K rows of N reduced gradients, with what the hook adds to them."""
+        """Return K rows of N reduced gradients, with what is added to them."""
         return rows
 
 
-_used: List[Hook] = [Hook()]
+_used: List[Measurement] = [Measurement()]
 
 
-def hook() -> Hook:
-    """Return the hook of this process."""
+def measurement() -> Measurement:
+    """Return the measurement of this process."""
     return _used[-1]
 
 
-def use(replacement: Hook) -> None:
-    """Let the all-reduces that are built from now on use another hook."""
+def use(replacement: Measurement) -> None:
+    """Let the all-reduces that are built from now on use another measurement."""
     _used.append(replacement)

@@ -92,13 +92,13 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         # Rows and their indices travel as two tensors, which the ends of their names tell apart.
         at_root = at_towers[chunk.root]
         tensor_by_ending = {"": at_root}
-        if isinstance(at_root, tf.IndexedSlices):
+        is_sparse = isinstance(at_root, tf.IndexedSlices)
+        if is_sparse:
             tensor_by_ending = {".values": at_root.values, ".indices": at_root.indices}
         for ending, tensor in tensor_by_ending.items():
             copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
             elements = tensor.shape.num_elements()
             # The sum may have the rows of all towers, and not only those of the root.
-            is_sparse = columns[0].is_sparse
             if is_sparse:
                 height = layout.sizes[chunk.first].elements
                 shape = tensor.shape if ending == ".indices" else columns[0].shape

@@ -87,13 +87,12 @@ def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
 def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
     """Return a tower's gradient in the form in which it travels; called under the tower's device.
 
-    Rows of a column that is dense on some tower are made dense; None becomes zeros, or no rows.
+    Rows of a column that is dense on some tower are made dense. None becomes zeros, or no rows,
+    and stays None where no tower has a gradient.
     """
     grad = column.grads[tower]
-    if column.dtype == "":
-        return grad
     if grad is None:
-        return _nothing(column, devices)
+        return _nothing(column, devices) if column.dtype else None
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     if column.is_sparse:

@@ -29,7 +29,7 @@ from itertools import chain
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from .plan import Copy, Reduce, Schedule, Step, checked, root_of
+from .plan import Copy, Reduce, Schedule, Step, checked, copies_in, root_of, sums_in
 
 Algorithm = Callable[[int, int], Iterable[Step]]
 Groups = Tuple[Tuple[int, ...], ...]
@@ -53,8 +53,10 @@ def flat(towers: int, chunk: int) -> List[Step]:
     [Reduce(srcs=(1, 2), dst=0), Copy(src=0, dst=1), Copy(src=0, dst=2)]
     """
     root = chunk % towers
-    back = [Copy(root, tower) for tower in _without(root, range(towers))]
-    return [*_all_to(root, towers), *back]
+    others = _without(root, range(towers))
+    # One tower has nothing to add up.
+    sums = [Reduce(others, root)] if others else []
+    return [*sums, *(Copy(root, tower) for tower in others)]
 
 
 def tree(towers: int, chunk: int) -> List[Step]:
@@ -115,16 +117,27 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
         HierAllreduceError: the groups do not hold each tower once.
     """
     groups = _checked_groups(groups, towers)
-    root = _root_in_groups(towers, chunk)
-    adders = _adders(groups, root)
+    # Chunk 0 has its root in the second half, because tensorpack's has.
+    root = (chunk + (towers + 1) // 2) % towers
+    # In each group one tower adds up. A group of one tower has nothing to add up.
+    place = next(group.index(root) for group in groups if root in group)
+    adders = [group[place % len(group)] for group in groups]
     steps: List[Step] = []
-    # A group of one tower has nothing to add up, nor has a lone adder.
     for group, adder in zip(groups, adders):
         if len(group) > 1:
             steps.append(Reduce(_without(adder, group), adder))
-    if len(adders) > 1:
-        steps.append(Reduce(_after(root, adders), root))
-    return steps + _back_through(groups, adders, root)
+
+    # The root adds up the other adders' sums: of those behind it first, as around a circle.
+    middle = adders.index(root)
+    others = (*adders[middle + 1 :], *adders[:middle])
+    if others:
+        steps.append(Reduce(others, root))
+
+    # Copies go the same way back, so groups come in reverse.
+    steps += [Copy(root, adder) for adder in others]
+    for group, adder in reversed(list(zip(groups, adders))):
+        steps += [Copy(adder, tower) for tower in _without(adder, group)]
+    return steps
 
 
 def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
@@ -145,10 +158,9 @@ def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
     """
-    groups = _checked_groups(groups, towers)
-    root = _root_in_groups(towers, chunk)
-    back = _back_through(groups, _adders(groups, root), root)
-    return [*_all_to(root, towers), *back]
+    through_groups = tuple(hierarchical(towers, chunk, groups))
+    all_to_root = tuple(flat(towers, chunk=root_of(through_groups)))
+    return [*sums_in(all_to_root), *copies_in(through_groups)]
 
 
 BY_NAME: Dict[str, Callable[..., List[Step]]] = {
@@ -166,38 +178,6 @@ WITH_GROUPS = ("hierarchical", "flat_hierarchical")  # these take groups
 def _without(tower: int, group: Iterable[int]) -> Tuple[int, ...]:
     """Return the towers of a group without one of them."""
     return tuple(member for member in group if member != tower)
-
-
-def _after(tower: int, towers: Sequence[int]) -> Tuple[int, ...]:
-    """Return the towers behind one of them, and then those before it, as around a circle."""
-    place = towers.index(tower)
-    return (*towers[place + 1 :], *towers[:place])
-
-
-def _all_to(root: int, towers: int) -> List[Step]:
-    """Return the sum of everything on the root; one tower has nothing to add."""
-    return [Reduce(_without(root, range(towers)), root)] if towers > 1 else []
-
-
-def _root_in_groups(towers: int, chunk: int) -> int:
-    """Return the root of a chunk: chunk 0 has it in the second half, as in tensorpack."""
-    return (chunk + (towers + 1) // 2) % towers
-
-
-def _adders(groups: Groups, root: int) -> List[int]:
-    """Return for each group the tower that adds up: the root, or the one at the same place."""
-    home = next(group for group in groups if root in group)
-    place = home.index(root)
-    return [group[place % len(group)] for group in groups]
-
-
-def _back_through(groups: Groups, adders: Sequence[int], root: int) -> List[Step]:
-    """Return copies from the root to the other adders, and from each adder to its group."""
-    # Groups come in reverse, because copies go the way of the sums back.
-    steps: List[Step] = [Copy(root, adder) for adder in _after(root, adders)]
-    for group, adder in reversed(list(zip(groups, adders))):
-        steps += [Copy(adder, tower) for tower in _without(adder, group)]
-    return steps
 
 
 def two_groups(towers: int) -> Groups:

@@ -1,18 +1,15 @@
 """The rule: the plan of a strategy that leaves the choice open.
 
-It sees K, and whether control edges hold the launching thread near the GPUs' sums::
+It sees K, and whether the towers are on CPU devices::
 
-    up to 4 GPUs              flat                 chunks of 4 MiB
-    from 5 GPUs, with edges   flat_hierarchical    chunks of 4 MiB; hierarchical for the last
-                                                   gradient, if it is cut
-             without edges    hierarchical         chunks of 4 MiB
-    CPU devices               flat                 gradients below 64 KiB packed up to 10 MiB,
-                                                   others whole
+    up to 4 GPUs      flat                 chunks of 4 MiB
+    from 5 GPUs       flat_hierarchical    chunks of 4 MiB; hierarchical for the last gradient, if
+                                           it is cut
+    CPU devices       flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 One sum for each chunk waits for the fewest copies. Its copies back need not all leave its root:
-through two groups fewer bytes do. Without edges, a launching thread that runs ahead lets every sum
-wait for the end of the backward pass. Then nothing overlaps, and the bytes over slow links decide,
-so the sums go through two groups, too. The last gradient is always in this place.
+through two groups fewer bytes do. The last gradient travels when nothing is left to compute. Then
+the bytes over slow links decide, so its sums go through two groups, too.
 
 Algorithms and the chunk size are from sweeps of emulated machines: ``benchmarks/sweep.py`` has the
 score, ``benchmarks/results/published/sweep`` the runs. The exception for the last gradient is from
@@ -24,8 +21,6 @@ fastest. ``hier-allreduce tune`` measures it.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
 from .algorithms import BY_NAME, schedules_of
 from .plan import Plan
 
@@ -34,26 +29,15 @@ CHUNK_BYTES = 4 * MIB
 MANY_TOWERS = 5
 
 
-class TowersOn(Enum):
-    """What towers are on, and whether their backward passes wait for earlier sums."""
-
-    CPU_DEVICES = auto()
-    GPUS_WITH_EDGES = auto()
-    # They are so in functions, in eager calls and on several hosts, or if edges are switched off.
-    GPUS_WITHOUT_EDGES = auto()
-
-
-def rule(towers: int, on: TowersOn = TowersOn.GPUS_WITH_EDGES) -> Plan:
+def rule(towers: int, on_cpu: bool = False) -> Plan:
     """Return the plan of the rule for K towers."""
-    if on is TowersOn.CPU_DEVICES:
+    if on_cpu:
         # CPU devices share one memory, so the plan of GPUs takes 1.7 to 3 times as long there:
         # benchmarks/results/cpu-plans.txt.
         schedules = schedules_of(BY_NAME["flat"], towers)
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
     algorithm, of_last = "flat", ""
-    if towers >= MANY_TOWERS and on is TowersOn.GPUS_WITHOUT_EDGES:
-        algorithm = "hierarchical"
-    elif towers >= MANY_TOWERS:
+    if towers >= MANY_TOWERS:
         algorithm, of_last = "flat_hierarchical", "hierarchical"
     schedules = schedules_of(BY_NAME[algorithm], towers)
     return Plan(towers, schedules, CHUNK_BYTES, algorithm, algorithm_of_last=of_last)

@@ -19,7 +19,7 @@ from .algorithms import (
     with_root,
 )
 from .plan import Plan
-from .rule import TowersOn, rule
+from .rule import rule
 
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
@@ -44,15 +44,16 @@ class Strategy:
         algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"flat_hierarchical"``; or a
             function ``(towers, chunk) -> steps`` that returns the :class:`.Reduce` and
             :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the number of towers and
-            whether there are control edges.
+            whether they are CPU devices.
         chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
             None: by the rule. 0: each gradient travels alone and whole.
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
-        sparse: ``"rows"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the sum with one row
-            for each index. ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the
-            rows of all towers, as far as their number is known, could be more bytes than that.
+        sparse: ``"rows"`` keeps ``tf.IndexedSlices`` sparse, unless another tower's gradient is
+            dense, or there are several hosts: each tower gets the sum with one row for each index.
+            ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the rows of all
+            towers, as far as their number is known, could be more bytes than that.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are
             added in float32. A value above 65504 becomes infinite in float16.
@@ -76,6 +77,9 @@ class Strategy:
         if not callable(self.algorithm) and self.algorithm not in ALGORITHMS:
             hint = configs.nearest(str(self.algorithm), ALGORITHMS)
             raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
+        # A dtype is given as TensorFlow's or NumPy's, too, and travels as its name.
+        wire_dtype = getattr(self.wire_dtype, "name", self.wire_dtype)
+        object.__setattr__(self, "wire_dtype", wire_dtype)
         for field, words in _WORDS_BY_FIELD.items():
             word = getattr(self, field)
             if word not in words:
@@ -145,14 +149,14 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     return Strategy.load(strategy)
 
 
-def plan_for(strategy: Strategy, towers: int, on: TowersOn = TowersOn.GPUS_WITH_EDGES) -> Plan:
-    """Return the plan that a strategy selects for K towers.
+def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
+    """Return the plan that a strategy selects for K towers, of GPUs or of CPU devices.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
     # The rule decides what the strategy leaves open, so each choice replaces a field of its plan.
-    plan = rule(towers, on)
+    plan = rule(towers, on_cpu)
     algorithm = strategy.algorithm
     if algorithm != AUTO:
         name = name_of(algorithm)

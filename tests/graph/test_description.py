@@ -106,7 +106,7 @@ def test_it_says_how_the_last_gradient_travels(graph, lines):
     "towers, strategy, said",
     [
         (5, None, "GPUs with control edges: flat_hierarchical, "),
-        (5, Strategy(edges=False), "GPUs: hierarchical, "),
+        (5, Strategy(edges=False), "GPUs: flat_hierarchical, "),
         (6, "hierarchical", "GPUs: hierarchical, "),
         (3, None, "GPUs with control edges: flat, "),
         (2, None, "GPUs: flat, "),
@@ -168,3 +168,12 @@ def test_a_program_without_logging_sees_it_on_standard_error():
         'hier_allreduce: 2 towers on CPU devices of a session with device_count={"CPU": 2}: '
         "flat, 1 chunk, 2 copies; each tower sends up to 28 B in float32"
     ]
+
+
+@pytest.mark.tf2
+def test_eagerly_it_logs_no_line_for_each_number_of_rows(lines):
+    log_once.cache_clear()
+    for count in (5, 6, 7):
+        slices = tf.IndexedSlices(tf.ones([count, 2]), tf.range(count), tf.constant([100, 2]))
+        allreduce_grads([[slices]] * 2, ["/cpu:0", "/cpu:1"], strategy="flat")
+    assert lines() == ["2 towers on CPU devices: flat, 1 chunk, 2 copies"]

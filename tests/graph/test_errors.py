@@ -291,8 +291,42 @@ def test_rows_of_int64_have_sums_on_cpu_devices_only(graph):
     assert len(allreduce_grads(sparse[:1], ["/gpu:0"])) == 1
 
 
+@pytest.mark.tf2
+def test_a_tensor_of_another_function_is_an_error():
+    kept = []
+
+    @tf.function
+    def backward(grad):
+        kept.append([tf.identity(grad)])
+        return grad
+
+    @tf.function
+    def reduce():
+        return allreduce_grads([kept[0], kept[0]], ["/cpu:0", "/cpu:1"])
+
+    backward(tf.ones([3]))
+    words = r"tower 0 \(/cpu:0\), variable 0.*does not belong"
+    with pytest.raises(HierAllreduceError, match=words):
+        reduce()
+
+
+@pytest.mark.tf2
+def test_a_function_reads_tensors_that_have_values_and_those_around_it():
+    outside = tf.ones([3])
+
+    @tf.function
+    def reduce(grad):
+        def within():
+            (row, _) = allreduce_grads([[grad, outside]] * 2, ["/cpu:0", "/cpu:1"])
+            return row
+
+        return tf.cond(grad[0] > 0, within, lambda: (grad, outside))
+
+    assert [total.numpy().tolist() for total in reduce(tf.ones([3]))] == [[2, 2, 2]] * 2
+
+
 def test_rows_without_a_shape_cannot_be_made_dense(graph):
-    words = ["tower 0 (/cpu:0), variable 0", "no dense_shape", "sparse='rows'"]
+    words = ["tower 0 (/cpu:0), variable 0", "no dense_shape", "give dense_shape"]
     raises(
         words,
         allreduce_grads,
@@ -519,3 +553,7 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
         warnings.simplefilter("error")
         allreduce_grads_and_vars(pairs[:1], gpus_or_cpus(1))
         allreduce_grads_and_vars([row[:1] for row in pairs], gpus_or_cpus(2))
+        built = len(graph.get_operations())
+        with pytest.raises(UserWarning):
+            allreduce_grads_and_vars(pairs, gpus_or_cpus(2))
+        assert len(graph.get_operations()) == built
