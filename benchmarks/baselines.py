@@ -5,6 +5,7 @@ Each is a function ``(gradients, devices, average) -> reduced gradients``; both 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from typing import Any, Callable, Dict, Sequence
 
@@ -80,7 +81,17 @@ BASELINES: Dict[str, Build] = {
     "HierarchicalCopyAllReduce in 8 packs": hierarchical_copy_in_8,
     "plain sum": plain_sum,
 }
-OF_8_TOWERS = ("tensorpack packed", "tensorpack")  # tensorpack's two groups are of four towers
+
+
+def why_not(name: str, towers: int) -> str:
+    """Return why a baseline does not run on so many towers here; empty if it does."""
+    if name.startswith("tensorpack") and importlib.util.find_spec("tensorpack") is None:
+        return "it is not installed: pip install tensorpack"
+    if name in ("tensorpack packed", "tensorpack") and towers != 8:
+        return f"its two groups are of four towers, and there are {towers}"
+    if name.startswith("HierarchicalCopy") and towers % 2:
+        return f"it leaves out the last of an odd number of towers, and there are {towers}"
+    return ""
 
 
 def _tensorpack() -> Any:

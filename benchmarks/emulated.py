@@ -29,7 +29,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import tensorflow as tf
 from anchors import anchors_table, to_emulate
-from baselines import OF_8_TOWERS
+from baselines import why_not
 from emulated_cell import Cell
 from emulation import environment
 from machines import load_machine
@@ -122,8 +122,8 @@ def scale_of(name: str) -> float:
 
 def usual_names(machine: str) -> List[str]:
     """Return ours, with and without control edges and in a tf.function, and all baselines."""
-    is_8 = load_machine(machine).gpus == 8
-    baselines = [name for name in COMPARED if is_8 or name not in OF_8_TOWERS]
+    towers = load_machine(machine).gpus
+    baselines = [name for name in COMPARED if not why_not(name, towers)]
     return [OURS, OURS + WITHOUT_EDGES, OURS + FUNCTION, *baselines]
 
 

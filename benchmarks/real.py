@@ -13,21 +13,21 @@ import argparse
 import contextlib
 import functools
 import gzip
+import importlib
 import json
 import os
 import re
+import sys
 from datetime import date
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Logical GPUs share a chip's hardware queues. With the usual 8, streams wait for other towers'.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import calibration
 import numpy as np
 import tensorflow as tf
-from baselines import BASELINES, OF_8_TOWERS
+from baselines import BASELINES, why_not
 from candidates import all_reduce
 from over_host import send_over_host
 from picture import draw
@@ -35,12 +35,17 @@ from ratios import COMPARED, OURS, WITHOUT_EDGES, baselines_in
 from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds
+from shapes import load_model
 from tables import cell_table, summary
 from training_step import Pass, load_pass, training_step
 
-from hier_allreduce import __version__
+from hier_allreduce import HierAllreduceError, __version__
 
 tf1 = tf.compat.v1
+
+# CUDA reads from it how many hardware queues a chip has for a program.
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+USUAL_QUEUES, MOST_QUEUES = "8", "32"
 
 EXAMPLES = """\
 examples:
@@ -72,14 +77,21 @@ def main() -> None:
     """Measure the cells, print tables, and write the JSON file, the picture and the traces."""
     options = parser().parse_args()
     devices = find(options.gpus, options.cpu, options.memory)
+    if devices.logical_mb and QUEUES not in os.environ:
+        # Logical GPUs share one chip's queues: of the usual 8, streams wait for other towers'. CUDA
+        # has read the variable by now, so that this program begins again.
+        more = {**os.environ, QUEUES: MOST_QUEUES}
+        os.execve(sys.executable, [sys.executable, *sys.argv], more)
     devices.check()
+    names = names_for(devices, options)
+    check(names, options)
     print(f"{devices.machine}, TensorFlow {tf.__version__}", flush=True)
     costs = calibrate(devices, options.over == "host", any(options.passes))
     print(f"calibrated: {json.dumps(costs)}\n", flush=True)
     results: Dict[str, Any] = {**about(devices), "calibration": costs, "cells": []}
     for model in options.models:
         for pass_ms in options.passes:
-            cells = measure(devices, model, pass_ms, costs, options)
+            cells = measure(devices, names, (model, pass_ms), costs, options)
             print(f"{cell_table(cells)}\n", flush=True)
             results["cells"] += cells
             if options.json:  # after each cell: an interrupted run keeps what it has
@@ -89,6 +101,27 @@ def main() -> None:
         print(summary(results["cells"]))
     if options.picture:
         draw(results, options.picture)
+
+
+def check(names: List[str], options: Any) -> None:
+    """Check what would otherwise fail after minutes of measuring.
+
+    Raises:
+        SystemExit: no such model or all-reduce, or no folder for the results.
+        ModuleNotFoundError: matplotlib is missing.
+    """
+    for model in options.models:
+        load_model(model)
+    for name in names:
+        try:
+            all_reduce(name)
+        except HierAllreduceError as error:
+            raise SystemExit(f"--only: {name!r}: {error}") from None
+    for path in filter(None, [options.json, options.picture]):
+        if not Path(path).absolute().parent.is_dir():
+            raise SystemExit(f"{path}: there is no such folder")
+    if options.picture:
+        importlib.import_module("matplotlib")
 
 
 def calibrate(devices: Devices, over_host: bool, has_pass: bool) -> Dict[str, Any]:
@@ -109,13 +142,21 @@ def calibrate(devices: Devices, over_host: bool, has_pass: bool) -> Dict[str, An
 
 
 def measure(
-    devices: Devices, model: str, pass_ms: float, costs: Dict[str, Any], options: Any
+    devices: Devices,
+    names: List[str],
+    place: Tuple[str, float],
+    costs: Dict[str, Any],
+    options: Any,
 ) -> List[Dict[str, Any]]:
-    """Run the all-reduces of a model in rounds, and return a result for each share of the host."""
+    """Run all-reduces in rounds, and return a result for each share of the host.
+
+    ``place`` is the model, and the ms of ResNet-50's backward pass.
+    """
+    model, pass_ms = place
     work = load_pass(model, pass_ms)
     runners: Dict[str, Runner] = {}
     with contextlib.ExitStack() as stack:
-        for name in [NOTHING, *names_for(devices, options)]:
+        for name in [NOTHING, *names]:
             runners[name] = stack.enter_context(_runner(name, devices, work, costs, options))
         shared = {
             "machine": devices.machine,
@@ -176,11 +217,15 @@ def _trace(runners: Dict[str, Runner], ints: Any, folder: Path, name: str) -> No
 
 
 def names_for(devices: Devices, options: Any) -> List[str]:
-    """Return the all-reduces to run."""
+    """Return the all-reduces to run, and print why baselines are left out."""
+    names = [OURS, OURS + WITHOUT_EDGES, "hierarchical/4", *COMPARED]
     if options.only:
-        return list(options.only.split(","))
-    baselines = [name for name in COMPARED if devices.towers == 8 or name not in OF_8_TOWERS]
-    return [OURS, OURS + WITHOUT_EDGES, "hierarchical/4", *baselines]
+        names = options.only.split(",")
+    reason_by_name = {name: why_not(name, devices.towers) for name in names}
+    for name, reason in reason_by_name.items():
+        if reason:
+            print(f"{name} is left out: {reason}")
+    return [name for name in names if not reason_by_name[name]]
 
 
 def about(devices: Devices) -> Dict[str, Any]:
@@ -190,7 +235,7 @@ def about(devices: Devices) -> Dict[str, Any]:
         "kind": "real" if devices.kind == "gpu" else "cpu",
         "gpu": devices.what,
         "logical": bool(devices.logical_mb),
-        "queues": int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]),
+        "queues": int(os.environ.get(QUEUES, USUAL_QUEUES)),
         "tensorflow": tf.__version__,
         "hier_allreduce": __version__,
         "cores": os.cpu_count(),

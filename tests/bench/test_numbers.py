@@ -9,6 +9,7 @@ from helpers.project import TOP
 sys.path.insert(0, str(TOP / "benchmarks"))
 
 import anchors
+import baselines
 import machines
 import ratios
 import rounds
@@ -80,3 +81,10 @@ def test_each_anchor_can_be_emulated():
         machine = machines.load_machine(name)
         assert machine.op_us > 0 and machine.options["chip_us"] > 0
         assert 0.0 in hosts and "flat/4" in names
+
+
+def test_a_baseline_that_leaves_a_tower_out_is_compared_with_nothing():
+    copies = [name for name in ratios.COMPARED if name.startswith("HierarchicalCopy")]
+    assert len(copies) == 2
+    assert all("leaves out the last" in baselines.why_not(name, 3) for name in copies)
+    assert not any(baselines.why_not(name, 4) for name in copies)

@@ -50,6 +50,19 @@ def test_without_gpus_it_says_what_to_do():
     assert status == 1 and "TensorFlow sees no GPU. Install tensorflow[and-cuda]" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--only", "treee/8"], "treee"),
+        (["--models", "resnet5"], "resnet5: no such model; there are"),
+        (["--json", "nowhere/mine.json"], "nowhere/mine.json: there is no such folder"),
+    ],
+)
+def test_what_cannot_be_measured_fails_before_anything_is(arguments, why):
+    status, out, err = run("--cpu", "--gpus", "2", *arguments)
+    assert status == 1 and why in err and "calibrated" not in out
+
+
 def test_help_has_a_line_for_a_stranger():
     status, out, _ = run("--help")
     assert status == 0 and "--json mine.json" in out and "attach it to an issue" in out
