@@ -158,7 +158,7 @@ def test_functions_names_and_comments_keep_their_budget(monkeypatch):
 def test_dependencies_are_few_and_each_system_gets_its_tensorflow():
     project = pyproject()["project"]
     assert sorted(project["dependencies"]) == ["PyYAML", "numpy"]
-    assert project["optional-dependencies"]["commands"] == ["matplotlib", "psutil", "tqdm"]
+    assert project["optional-dependencies"]["commands"] == ["matplotlib>=3.5", "psutil", "tqdm"]
     for system, machine, python, package in [
         ("linux", "x86_64", "3.7", "tensorflow"),
         ("linux", "x86_64", "3.13", "tensorflow-cpu"),
