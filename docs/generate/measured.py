@@ -29,7 +29,7 @@ PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model 
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 
 OURS = ratios.OURS
-CHOICE_OF_8 = "flat_hierarchical/4"  # of the rule, for 8 GPUs with control edges
+CHOICE_OF_8 = "flat_hierarchical/4"  # of the rule, for 8 GPUs
 SHORT = {  # columns of README's table
     OURS: "ours",
     OURS + FUNCTION: "ours, Keras",
@@ -242,7 +242,7 @@ def swept_cells():
 
 
 def sizes_table():
-    """Return the table of the rule's algorithm with control edges, by the size of chunks."""
+    """Return the table of the rule's algorithm, by the size of chunks."""
     cells = []
     for cell in swept_cells():
         algorithm = "flat_hierarchical" if cell["gpus"] == 8 else "flat"
@@ -271,16 +271,17 @@ def sweep_sentence():
     )
 
 
-def edges_table():
-    """Return the table of one group and of two, with and without control edges."""
-    names = ("flat/4", "flat/4 without edges", "hierarchical/4", "hierarchical/4 without edges")
-    return side_by_side(cells_in("sweep/edges.json"), names)
-
-
 def groups_table():
-    """Return the table of one group, two groups for the copies back, and two groups for all."""
-    names = ("flat/4", CHOICE_OF_8, "hierarchical/4")
-    return side_by_side(cells_in("sweep/copies-back.json"), names)
+    """Return the table of one group, two for the copies back, and two; with edges and without."""
+    with_edges = ("flat/4", CHOICE_OF_8, "hierarchical/4")
+    names = (*with_edges, *(name + ratios.WITHOUT_EDGES for name in with_edges))
+    # Several runs have other all-reduces of the same cell.
+    cell_by_place = {}
+    for cell in cells_in("sweep/groups*.json"):
+        place = tuple(cell[key] for key in ("machine", "pass_ms", "host"))
+        before = cell_by_place.get(place, {"contenders": {}})["contenders"]
+        cell_by_place[place] = {**cell, "contenders": {**before, **cell["contenders"]}}
+    return side_by_side(cell_by_place.values(), names)
 
 
 def updates_table():
@@ -296,15 +297,8 @@ def embeddings_table():
 
 
 def dlrm_table():
-    """Return the table of DLRM's rows, added up once on the way, and as before by each tower."""
-    before = "every tower adds up (8a0c356)"
-    cells = [
-        {**cell, "contenders": {OURS: cell["contenders"][OURS], before: old["contenders"][OURS]}}
-        for cell, old in zip(
-            cells_in("embeddings/dlrm.json"), cells_in("embeddings/dlrm-at-8a0c356.json")
-        )
-    ]
-    return side_by_side(cells, (OURS, before))
+    """Return the table of DLRM's rows."""
+    return side_by_side(cells_in("embeddings/dlrm.json"), (OURS,))
 
 
 def side_by_side(cells, names, titles=None):
@@ -352,7 +346,6 @@ TABLES = {
     "close": close_sentence,
     "sizes": sizes_table,
     "sweep": sweep_sentence,
-    "edges": edges_table,
     "groups": groups_table,
     "updates": updates_table,
     "embeddings": embeddings_table,
