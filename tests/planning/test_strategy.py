@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers.models import gradients
 
 from hier_allreduce import HierAllreduceError, Strategy, configs
@@ -29,11 +28,10 @@ def test_the_shipped_strategies_load_and_have_plans():
 
 
 def test_a_wire_dtype_may_be_a_dtype():
-    dtypes: Any = (tf.float16, np.dtype("float16"))
-    for dtype in dtypes:
-        assert Strategy(wire_dtype=dtype) == Strategy(wire_dtype="float16")
+    dtypes: Any = (np.dtype("float16"), np.dtype("float32"))
+    assert Strategy(wire_dtype=dtypes[0]) == Strategy(wire_dtype="float16")
     with pytest.raises(HierAllreduceError, match="wire_dtype='float32' is unknown"):
-        Strategy(wire_dtype=tf.float32)
+        Strategy(wire_dtype=dtypes[1])
 
 
 @pytest.mark.parametrize(
