@@ -14,7 +14,8 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 from candidates import all_reduce
@@ -35,6 +36,8 @@ from training_step import (
 UPDATE = "update="  # begins the name of a step of a TowerOptimizer
 TIMER_SLACK = 29  # of prctl
 PRECISE, MOST_TRIES = 0.05, 6  # of an op's price
+MOST_OP_ERROR = 0.15  # of the price of an op; a cell is refused above it
+OP_TOO_DEAR = 3  # a process ends with it if ops cost more than that, as on slow or busy cores
 
 
 class Cell(NamedTuple):
@@ -62,16 +65,26 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
     """Run the all-reduces of a cell in rounds, and return a result for each share of the host.
 
     Times are milliseconds of the emulated machine.
+
+    Raises:
+        SystemExit: ``OP_TOO_DEAR``; times that are stretched more may help.
     """
     started = time.perf_counter()
     machine, work = load_machine(cell.machine), load_pass(cell.model, cell.pass_ms, cell.ids)
     devices = [f"/gpu:{number}" for number in range(machine.gpus)]
     _run_before_others()
     op_us = _set_price_of_an_op(machine, devices, cell.scale)
-    steps: Dict[str, Step] = {}
+    if op_us / machine.op_us - 1 > MOST_OP_ERROR:
+        print(f"an op costs {op_us:.1f} µs, not {machine.op_us:.1f}", file=sys.stderr)
+        raise SystemExit(OP_TOO_DEAR)
     about: Dict[str, Dict[str, Any]] = {}
-    for name in dict.fromkeys([NOTHING, *map(base_of, cell.names), *cell.names]):
-        steps[name], about[name] = _built(name, work, machine, devices, cell)
+    # Grappler works in the first step, beside the Python that builds the next graph.
+    with ThreadPoolExecutor(1) as first_steps:
+        runs: Dict[str, Future[Step]] = {}
+        for name in dict.fromkeys([NOTHING, *map(base_of, cell.names), *cell.names]):
+            first_run, about[name] = _built(name, work, machine, devices, cell)
+            runs[name] = first_steps.submit(first_run)
+        steps = {name: run.result() for name, run in runs.items()}
     shared = {
         **{key: value for key, value in cell._asdict().items() if key not in ("hosts", "names")},
         "kind": "emulated",
@@ -111,15 +124,14 @@ def _watched(step: Step, gaps: List[float]) -> Step:
 
 def _built(
     name: str, work: Pass, machine: Machine, devices: List[str], cell: Cell
-) -> Tuple[Step, Dict[str, Any]]:
-    """Return a step that has run once, and what is known about its all-reduce."""
+) -> Tuple[Callable[[], Step], Dict[str, Any]]:
+    """Return what runs a step for the first time and returns it, and what is known about it."""
     started = time.perf_counter()
     if name.endswith(FUNCTION):
         reduce = None if name.startswith(NOTHING) else mirrored(devices)
         step = function_step(work, devices, reduce, cell.average)
         about = {"build_s": round(time.perf_counter() - started, 2)}
-        step()  # Grappler works in the first step
-        return step, about
+        return lambda: _has_run(step), about
     if name.startswith(UPDATE):
         built = updating_step(work, devices, name[len(UPDATE) :])
     else:
@@ -127,7 +139,7 @@ def _built(
         built = training_step(work, devices, reduce, cell.average)
     build_s = round(time.perf_counter() - started, 2)
     limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
-    return _runner(built, len(devices), cell.scale), {
+    return lambda: _runner(built, len(devices), cell.scale), {
         "build_s": build_s,
         "limit_ms": round(limit_ms, 3),
     }
@@ -154,9 +166,12 @@ def _runner(built: TrainingStep, towers: int, scale: float) -> Step:
     session.run(built.fill)
     if built.start is not None:
         session.run(built.start)
-    step = session.make_callable(built.step)
-    step()  # Grappler works in the first step
-    return step  # type: ignore[no-any-return]
+    return _has_run(session.make_callable(built.step))
+
+
+def _has_run(step: Step) -> Step:
+    step()
+    return step
 
 
 def _set_price_of_an_op(machine: Machine, devices: List[str], scale: float) -> float:
