@@ -165,6 +165,11 @@ def is_resource(variable: Any) -> bool:
     return hasattr(variable, "handle") and variable.handle.dtype == tf.resource
 
 
+def tensor_of(variable: Any) -> Any:
+    """Return the tensor that stands for a variable in its graph: its handle, or its reference."""
+    return variable.handle if is_resource(variable) else variable.op.outputs[0]
+
+
 @contextlib.contextmanager
 def collected_graphs() -> Iterator[List[Any]]:
     """Collect the partition graphs of the functions that run for the first time in this context.

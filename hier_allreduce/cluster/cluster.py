@@ -25,11 +25,18 @@ import tensorflow as tf
 from ..compat import tf1
 from ..configs import is_whole_number
 from ..errors import ClusterError
-from .collectives import ENGINES, FIRST_OF_SESSIONS, RING
+from .collectives import (
+    ENGINES,
+    FIRST_OF_SESSIONS,
+    RING,
+    checksums,
+    compared_variables,
+    has_sum,
+)
 from .environment import Job, check_hosts, job_of
 from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
-from .shared_ops import BUILT, SharedOps
+from .shared_ops import SharedOps, noted_in
 
 
 class Cluster:
@@ -66,7 +73,7 @@ class Cluster:
         stall_timeout: float = 1800.0,
         communication: str = RING,
     ):
-        """Check and keep the description; nothing is started before :meth:`session`.
+        """The constructor checks the description; nothing is started before :meth:`session`.
 
         Args:
             hosts: addresses by which the hosts reach each other.
@@ -150,8 +157,8 @@ class Cluster:
             variables: the same on every host, in any order. Those without elements are left alone.
 
         Raises:
-            ClusterError: there is no graph for a session, something is not a variable of it, or a
-                variable's dtype cannot be sent, or its shape is unknown.
+            ClusterError: ``variables`` is no list, there is no graph for a session, something is
+                not a variable of it, or a variable's dtype cannot be sent, or its shape is unknown.
         """
         return self.ops.broadcast(variables)
 
@@ -167,17 +174,22 @@ class Cluster:
                 first one.
 
         Returns:
-            A ``tf.compat.v1.Session``. Leaving it waits until all hosts have left theirs, or for
-            ``timeout``.
+            A ``tf.compat.v1.Session``. Leaving it waits for the other hosts, at most ``timeout``.
 
         Raises:
             ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a
-                host has built another graph: the message names the host and the difference.
+                host has built another graph: the message names the host and the difference. Or
+                the graph has an all-reduce, and is finalized without ops that compare the weights.
         """
         config = session_config(self._job, self.devices_per_host, config)
         graph = graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
+        # A host that cannot compare its weights must say so before the others wait for it. Without
+        # an all-reduce no step compares them, so the graph may be finalized.
+        weights = None
+        if not graph.finalized or has_sum(graph.get_operations()):
+            weights = checksums(graph)
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
         health = HealthCheck(self.hosts, self.task, self.timeout)
@@ -191,14 +203,16 @@ class Cluster:
             self.stall_timeout,
             index=next(self._sessions),
             instances=self._instances,
+            weights=weights,
         )
         # Hosts with other settings would build equal graphs, and wait for each other for ever.
         lines = [
             f"devices_per_host: {self.devices_per_host}",
             f"TensorFlow: {tf.__version__}",
             f"hosts: {self.hosts}",
+            f"trainable variables: {len(compared_variables(graph))}",
         ]
-        session.begin([*lines, *graph.get_collection(BUILT)], self.start_timeout)
+        session.begin([*lines, *noted_in(graph)], self.start_timeout)
         return session
 
     def check_session(self, session: Any) -> None:
@@ -221,7 +235,8 @@ class Cluster:
             session: from :meth:`session`.
 
         Raises:
-            ClusterError: variables differ, and are named; or as :meth:`check_session`.
+            ClusterError: variables differ, and are named; or the graph was finalized without ops
+                that compare them; or as :meth:`check_session`.
         """
         self.check_session(session)
         if self.size > 1:

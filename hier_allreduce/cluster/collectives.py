@@ -15,7 +15,8 @@ tensors that do not belong together, or wait for ever, so :func:`check_order` ch
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Set
+import weakref
+from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
@@ -23,6 +24,7 @@ from tensorflow.python.ops import collective_ops  # it has no public name
 from ..checksums import checksum_of
 from ..compat import COLLECTIVE_DTYPES, forget_colocation, tf1
 from ..errors import ClusterError
+from ..needs import needed_by
 from .environment import Job
 
 RING = "ring"
@@ -42,8 +44,8 @@ FIRST_OF_SESSIONS = 0x5841
 
 # TensorFlow knows the function that raises the error by this name.
 _NO_GRADIENT = "HierAllreduceOverHosts"
-# The collection of a graph with its Checksums.
-_CHECKSUMS = "hier_allreduce/checksums"
+# The types of ops that this module adds to users' graphs.
+_TYPES = ("CollectiveReduce", "CollectiveBcastSend", "CollectiveBcastRecv")
 
 # Collectives add these dtypes as wider ones, because they have no kernels for them everywhere.
 _WIDER = {
@@ -54,12 +56,12 @@ _WIDER = {
 
 def can_cross(dtype: str) -> bool:
     """Return whether tensors of a dtype can be sent to, and added up with, those of other hosts."""
-    return _WIDER.get(dtype, dtype) in COLLECTIVE_DTYPES
+    return dtype in COLLECTIVE_DTYPES or dtype in _WIDER
 
 
 def crossing_dtype(dtype: str) -> Any:
     """Return the dtype in which a tensor crosses: its own, or a wider one that collectives add."""
-    return tf.as_dtype(dtype if dtype in COLLECTIVE_DTYPES else _WIDER.get(dtype, dtype))
+    return tf.as_dtype(dtype if dtype in COLLECTIVE_DTYPES else _WIDER[dtype])
 
 
 # ---- ops -------------------------------------------------------------------------------------
@@ -124,34 +126,58 @@ def _no_gradient(op: Any, grad: Any) -> Any:
 
 
 class Checksum(NamedTuple):
-    """A trainable variable's name, an op that tells whether it has a value, and two numbers."""
+    """A trainable variable's name, a tensor that tells whether it has a value, and two numbers."""
 
     name: str
     is_set: Any
     value: Any
 
 
+# For each graph: the names of a variable's two tensors, by its own name. The tensors themselves
+# would keep their graph, and so this entry, for ever.
+_tensors_by_graph: weakref.WeakKeyDictionary[Any, Dict[str, Tuple[str, str]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def compared_variables(graph: Any) -> Dict[str, Any]:
+    """Return the variables whose values hosts compare, by name: trainable ones that can cross."""
+    trainable = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
+    return {
+        str(variable.op.name): variable
+        for variable in trainable
+        if can_cross(variable.dtype.base_dtype.name)
+    }
+
+
 def checksums(graph: Any) -> List[Checksum]:
-    """Return a checksum for each trainable variable of a graph that can be sent.
+    """Return a checksum for each of :func:`compared_variables`; add those that are missing.
 
-    They are built once for a graph, and not in a graph that is finalized.
+    Raises:
+        ClusterError: some are missing, and the graph is finalized.
     """
-    if not graph.finalized and not graph.get_collection(_CHECKSUMS):
-        with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
-            _add_checksums(graph)
-    return list(graph.get_collection(_CHECKSUMS))
-
-
-def _add_checksums(graph: Any) -> None:
-    before: List[Any] = []
-    for variable in graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES):
-        if can_cross(variable.dtype.base_dtype.name):
+    variable_by_name = compared_variables(graph)
+    tensors_by_name = _tensors_by_graph.setdefault(graph, {})
+    missing = [name for name in variable_by_name if name not in tensors_by_name]
+    if missing and graph.finalized:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ClusterError(
+            "the graph is finalized, and comparing the hosts' weights needs new ops for"
+            f" {missing[0]!r}{more}: open cluster.session() before graph.finalize(), once the graph"
+            " has all its variables"
+        )
+    with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
+        before: List[Any] = []
+        for name in missing:
+            variable = variable_by_name[name]
             is_set = tf1.is_variable_initialized(variable)
             # They run one after another, because they need more memory than the variables.
             with tf1.device("/cpu:0"), tf1.control_dependencies(before):
                 pair = checksum_of(tf.convert_to_tensor(variable))
             before = [pair]
-            graph.add_to_collection(_CHECKSUMS, Checksum(str(variable.op.name), is_set, pair))
+            tensors_by_name[name] = (str(is_set.name), str(pair.name))
+    tensor = graph.get_tensor_by_name
+    return [Checksum(name, *map(tensor, tensors_by_name[name])) for name in variable_by_name]
 
 
 # ---- the collectives of a step ---------------------------------------------------------------
@@ -159,7 +185,18 @@ def _add_checksums(graph: Any) -> None:
 
 def collectives_of(ops: Iterable[Any]) -> List[Any]:
     """Return the collectives among ``ops`` and everything they depend on."""
-    return [op for op in _with_inputs(ops) if op.type.startswith("Collective")]
+    return [op for op in needed_by(ops) if op.type.startswith("Collective")]
+
+
+def has_sum(ops: Iterable[Any]) -> bool:
+    """Return whether there are sums over hosts among ``ops``."""
+    return any(op.type.startswith("CollectiveReduce") for op in ops)
+
+
+def highest_number(graph: Any) -> int:
+    """Return the highest number of a collective in a graph; 0 if there is none."""
+    ours = (op for op in graph.get_operations() if op.type in _TYPES)
+    return max((int(op.get_attr("instance_key")) for op in ours), default=0)
 
 
 def check_order(collectives: Iterable[Any]) -> None:
@@ -173,7 +210,7 @@ def check_order(collectives: Iterable[Any]) -> None:
     for op in sorted(over_nccl, key=lambda op: int(op.get_attr("instance_key"))):
         before = last_by_device.get(op.device, op)
         # The first two questions are quick; the third one walks through the graph.
-        is_ordered = before is op or before in op.control_inputs or before in _with_inputs([op])
+        is_ordered = before is op or before in op.control_inputs or before in needed_by([op])
         if not is_ordered:
             raise ClusterError(
                 f"{before.name!r} and {op.name!r} would cross between the hosts in one step over"
@@ -182,16 +219,3 @@ def check_order(collectives: Iterable[Any]) -> None:
                 " of the first; or choose communication='ring'"
             )
         last_by_device[op.device] = op
-
-
-def _with_inputs(ops: Iterable[Any]) -> Set[Any]:
-    """Return ops and everything they depend on."""
-    seen = set(ops)
-    waiting = list(seen)
-    while waiting:
-        op = waiting.pop()
-        inputs = {tensor.op for tensor in op.inputs}
-        new = (inputs | set(op.control_inputs)) - seen
-        seen |= new
-        waiting += new
-    return seen

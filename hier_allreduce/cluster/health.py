@@ -54,19 +54,15 @@ class HealthCheck:
     Attributes:
         timeout: as given.
         interval: seconds between two heartbeats, and for the answer to one.
+        is_waiting: whether a call waits: also one that was abandoned, or interrupted by Ctrl-C.
     """
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float):
         self.timeout = timeout
         self.interval = timeout / 6
         self._address_by_task = {k: address for k, address in enumerate(hosts) if k != task}
-        self._is_waiting = False
+        self.is_waiting = False
         self._fault = ""  # why the call that still waits was abandoned
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether a call still waits that was abandoned, or interrupted by Ctrl-C."""
-        return self._is_waiting
 
     def wait(self, function: Callable[[], Any], seconds: float, doing: str) -> Any:
         """Return or raise the result of ``function()``, which waits for the other hosts.
@@ -80,14 +76,14 @@ class HealthCheck:
             ClusterError: a host is gone or silent; or all answer, but ``seconds`` have passed. The
                 call is abandoned. Or an earlier call was, and still waits.
         """
-        if self._is_waiting:
+        if self.is_waiting:
             raise ClusterError(f"{self._fault or _INTERRUPTED}. {START_AGAIN}")
         call: futures.Future = futures.Future()
         end = time.monotonic() + seconds
         # A call that is stuck must not keep the interpreter from exiting.
         thread = threading.Thread(target=_complete, args=(call, function), daemon=True)
         thread.start()
-        self._is_waiting = True
+        self.is_waiting = True
         while True:
             # The next heartbeat is at the end at the latest, so that no call waits longer.
             pause = min(self.interval, max(0.0, end - time.monotonic()))
@@ -105,7 +101,7 @@ class HealthCheck:
                 self._fault = fault
                 self.let_others_find_it()
                 raise ClusterError(f"{fault}. {START_AGAIN}")
-        self._is_waiting = False
+        self.is_waiting = False
         return call.result()
 
     def let_others_find_it(self) -> None:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ..compat import tf1
 from ..errors import ClusterError
-from .collectives import check_order, checksums, collectives_of, gather
+from .collectives import Checksum, check_order, checksums, collectives_of, gather, has_sum
 from .environment import Job, split_address
 from .health import START_AGAIN, HealthCheck
 
@@ -78,6 +78,7 @@ class ClusterSession(tf1.Session):
         stall_timeout: seconds that a live host may keep the others waiting in a step.
         index: the index of this session among the cluster's, the same on all hosts.
         instances: the numbers of collectives that sessions add, the same on all hosts.
+        weights: the checksums by which hosts compare their weights; None if no step needs them.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class ClusterSession(tf1.Session):
         stall_timeout: float,
         index: int,
         instances: Iterator[int],
+        weights: Optional[List[Checksum]],
     ):
         super().__init__(target, graph, config)
         self._job = job
@@ -107,7 +109,7 @@ class ClusterSession(tf1.Session):
         # A step with the other hosts holds this lock.
         self._step = threading.Lock()
         self._collectives_by_ops: Dict[Tuple[Any, ...], List[Any]] = {}
-        self._checksums: List[Any] = []
+        self._weights = weights
         self._has_compared_weights = False
 
     # ---- steps -------------------------------------------------------------------------------
@@ -141,8 +143,7 @@ class ClusterSession(tf1.Session):
         # Compare the weights before the first sum, because hosts that begin with different ones
         # stay different.
         with self._only_thread():
-            adds_up = any(op.type.startswith("CollectiveReduce") for op in collectives)
-            if adds_up and not self._has_compared_weights:
+            if has_sum(collectives) and not self._has_compared_weights:
                 self._compare_weights("hosts begin with different weights")
                 self._has_compared_weights = True
             numbered = self._numbered(options)
@@ -250,36 +251,41 @@ class ClusterSession(tf1.Session):
                 f" ({self._job.task}): {difference}. All hosts must run the same program with the"
                 " same settings"
             )
-        self._checksums = checksums(self.graph)
         self._state = _State.READY
 
     def compare_weights(self) -> None:
         """Check that all hosts hold the same values of all trainable variables; all must call it.
 
         Raises:
-            ClusterError: some differ, and are named; or as :meth:`run`.
+            ClusterError: some differ, and are named; or the graph was finalized without ops for
+                this; or as :meth:`run`.
         """
         with self._only_thread():
             self._compare_weights("the hosts' weights have become different")
 
     def _compare_weights(self, fault: str) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
-        if not self._checksums:
+        # A finalized graph has them only if an earlier session has added them.
+        if self._weights is None:
+            self._weights = checksums(self.graph)
+        if not self._weights:
             return
         run = super().run
-        are_set = run([checksum.is_set for checksum in self._checksums])
+        are_set = run([weight.is_set for weight in self._weights])
         initialized = np.flatnonzero(are_set)
         own = np.zeros([len(are_set), 2], np.int64)
-        own[initialized] = run([self._checksums[n].value for n in initialized])
+        # NumPy cannot take an empty list for no pairs.
+        if initialized.size:
+            own[initialized] = run([self._weights[n].value for n in initialized])
         table = self._table(own.ravel(), self._stall_timeout, "to compare the weights")
         table = table.reshape(-1, *own.shape)  # H × N × 2
         differs = (table != table[0]).any(axis=2)  # H × N
-        differing = [self._checksums[n].name for n in np.flatnonzero(differs.any(0))]
+        differing = [self._weights[n].name for n in np.flatnonzero(differs.any(0))]
         if differing:
             self._end_together()
             hosts = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
             raise ClusterError(
-                f"{fault}: {len(differing)} of {len(self._checksums)} variables are not the same on"
+                f"{fault}: {len(differing)} of {len(self._weights)} variables are not the same on"
                 f" host 0 and on {', '.join(hosts)}, {', '.join(differing[:_MOST_LISTED])} among"
                 " them. Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their"
                 " values, or restore the same checkpoint on every host"
@@ -336,11 +342,11 @@ class ClusterSession(tf1.Session):
         """
         if _is_failure(sys.exc_info()[1]) or sys.is_finalizing():
             self._leave()
-        if self._state in (_State.READY, _State.FAILED) and not self._health.is_stuck:
+        if self._state in (_State.READY, _State.FAILED) and not self._health.is_waiting:
             self._leave()
             self._end_together()
-        # Closing would wait for the call that is stuck.
-        if not self._health.is_stuck:
+        # Closing would wait for the call that still waits.
+        if not self._health.is_waiting:
             super().close()
             self._own.close()
 

@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence, Tuple
+import weakref
+from collections import abc
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -24,13 +26,21 @@ from .collectives import (
     can_cross,
     crossing_dtype,
     gather,
+    highest_number,
     send,
 )
 from .environment import Job
 
-BUILT = "hier_allreduce/hosts"  # the collection of a graph with lines that all hosts must have
+# For each graph: lines that all hosts must have. They are no collection of it, because TensorFlow
+# exports collections, and would import these as bytes.
+_lines_by_graph: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
 # A tensor has so many dimensions at most: TensorShape::MaxDimensions() in TensorFlow.
 _MOST_DIMENSIONS = 254
+
+
+def noted_in(graph: Any) -> List[str]:
+    """Return the lines about the collectives built in a graph, which all hosts must have."""
+    return list(_lines_by_graph.get(graph, ()))
 
 
 class SharedOps:
@@ -150,9 +160,15 @@ class SharedOps:
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return the op of :meth:`.Cluster.broadcast`; raises its errors."""
+        # Looking for variables in a tensor or a variable would add ops.
+        if tf.is_tensor(variables) or not isinstance(variables, abc.Iterable):
+            raise ClusterError(
+                f"broadcast needs a list of variables, and this is one {type(variables).__name__}"
+            )
         if self.size == 1:
             return tf.no_op()
         _check_graph()
+        variables = list(variables)
         line_by_name = {}
         for variable in variables:
             if not (in_current_graph(variable) and hasattr(variable, "assign")):
@@ -187,8 +203,12 @@ class SharedOps:
 
     def _note(self, operation: str, lines: Sequence[str]) -> None:
         """Note in the graph which collectives are about to be built."""
-        for line in lines:
-            tf1.add_to_collection(BUILT, f"collective {self._built}, {operation}, {line}")
+        graph = tf1.get_default_graph()
+        # New numbers come after those in the graph, because an imported graph has collectives of an
+        # earlier process, and TensorFlow would join equal numbers.
+        self._built = max(self._built, highest_number(graph) - FIRST_IN_GRAPHS + 1)
+        noted = _lines_by_graph.setdefault(graph, [])
+        noted += [f"collective {self._built}, {operation}, {line}" for line in lines]
 
 
 def _dtype_and_shape(dtype: str, shape: Any) -> str:

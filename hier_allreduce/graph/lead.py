@@ -31,10 +31,10 @@ from itertools import accumulate
 from typing import Any, DefaultDict, Dict, List, Sequence, Set
 
 from ..compat import add_control_edge, takes_control_edges, tf1
+from ..needs import needed_by, sources
 from ..planning.chunks import Chunk
 from .columns import Column
 from .devices import any_on_gpu
-from .needs import needed_by, sources
 
 # The launching thread may be ahead of a sum by this part of a backward pass's ops. A smaller part
 # would also stop a thread that is barely ahead.

@@ -18,8 +18,8 @@ from typing import Any, Dict, List, Set
 import tensorflow as tf
 
 from ..compat import tf1
-from ..graph.needs import needed_by
 from ..graph.record import recorded_in
+from ..needs import needed_by
 
 
 def announcement(optimizer: Any, update: Any, built_before: int) -> List[str]:

@@ -39,6 +39,11 @@ class Options(NamedTuple):
     check_replicas_every: Optional[int]
     cluster: Optional[Cluster]
 
+    @property
+    def hosts(self) -> int:
+        """H, the number of hosts."""
+        return 1 if self.cluster is None else self.cluster.size
+
 
 def checked_options(
     average: Any,

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Set
 import tensorflow as tf
 
 from ..compat import add_control_edge, is_resource, tf1
-from ..graph.needs import needed_by
+from ..needs import needed_by
 
 # These take a handle without a read of its value.
 _WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")
@@ -115,10 +115,11 @@ class Reads:
         ops = []
         for tower, new_values in enumerate(copied):
             for n, owner in owners.items():
+                if tower == owner:
+                    continue
                 var = columns[n][tower]
-                if tower != owner:
-                    with tf1.device(devices[tower]), tf.control_dependencies(self.of(var)):
-                        ops.append(var.assign(new_values[n], read_value=False))
+                with tf1.device(devices[tower]), tf.control_dependencies(self.of(var)):
+                    ops.append(var.assign(new_values[n], read_value=False))
         return ops
 
 

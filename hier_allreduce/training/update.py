@@ -15,7 +15,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import in_current_graph, is_resource, tf1
+from ..compat import in_current_graph, is_resource, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
 from ..graph.names import where
@@ -88,8 +88,14 @@ def _check_graph(towers: Towers) -> None:
     """Raise a HierAllreduceError if a variable is one of another graph, or of eager code."""
     for tower, variables in enumerate(towers.variables):
         for n, var in enumerate(variables):
+            if not is_resource(var) and not hasattr(var, "op"):
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n)}: expected a variable, not the"
+                    f" {type(var).__name__} {var.name!r}; of a partitioned variable pair each"
+                    " piece with its gradient"
+                )
             # No name of an op is read, because an eager variable has none.
-            if not in_current_graph(var.handle if is_resource(var) else var.op.outputs[0]):
+            if not in_current_graph(tensor_of(var)):
                 raise HierAllreduceError(
                     f"{where(tower, towers.devices, n)}: {var.name!r} does not belong to the graph"
                     " that is being built; create the variables inside `with graph.as_default():`,"
@@ -170,7 +176,10 @@ def update_towers(
                 op = tf1.assign_add(global_step, 1).op
     # Hosts compare their updates, because one with another rate would leave the others behind.
     if cluster is not None and cluster.size > 1:
-        cluster.ops.announce_update(announcement(optimizer, op, built_before))
+        lines = announcement(optimizer, op, built_before)
+        # A host that compares in other steps would wait for the others, and they for it.
+        lines.append(f"check_replicas_every: {towers.options.check_replicas_every}")
+        cluster.ops.announce_update(lines)
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

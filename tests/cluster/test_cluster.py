@@ -3,16 +3,20 @@
 The hosts are the processes of helpers/clusters.py.
 """
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import cluster_child
-from helpers.clusters import job
+from helpers.clusters import free_addresses, job
 from helpers.graphs import floats, gpus_or_cpus, session
 
 import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.cluster.collectives import check_order, checksums, collectives_of
+from hier_allreduce.cluster.shared_ops import noted_in
 
 tf1 = tf.compat.v1
 
@@ -142,6 +146,42 @@ def test_checksums_tell_the_bits_of_elements_and_their_order(graph):
     assert tuple(again) == tuple(sums[0]) and tuple(more) != tuple(most)
 
 
+def test_a_variable_made_after_the_first_session_gets_a_checksum_too(graph):
+    tf1.get_variable("w", [2])
+    assert [checksum.name for checksum in checksums(graph)] == ["w"]
+    tf1.get_variable("late", [3])
+    found = checksums(graph)
+    assert [checksum.name for checksum in found] == ["w", "late"]
+    graph.finalize()
+    assert [checksum.value for checksum in checksums(graph)] == [pair.value for pair in found]
+
+
+def test_a_finalized_graph_that_cannot_be_compared_is_an_error_before_hosts_are_asked(graph):
+    cluster = Cluster(free_addresses(2), 0, 2, start_timeout=0.1)
+    tf1.get_variable("w", [2])
+    checksums(graph)
+    tf1.get_variable("late", [2])
+    reduced("ring", cluster)
+    graph.finalize()
+    with pytest.raises(
+        ClusterError, match=r"needs new ops for 'late': open cluster\.session\(\) before graph\.fin"
+    ):
+        cluster.session(graph)
+
+
+def test_what_hosts_compare_is_not_exported_and_keeps_no_graph():
+    with tf.Graph().as_default() as graph:
+        tf1.get_variable("w", [2])
+        reduced("ring")
+        assert noted_in(graph) and checksums(graph)
+        collections = tf1.train.export_meta_graph(graph=graph).collection_def
+        assert not [key for key in collections if key.startswith("hier_allreduce")]
+    alive = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert alive() is None
+
+
 def test_one_host_has_no_server_and_no_collective(graph):
     cluster = Cluster(["127.0.0.1:1"], 0, 2)  # no server could listen on port 1
     rows = allreduce_grads(
@@ -202,15 +242,20 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
             lambda: cluster.broadcast([good, words]),
             r"variable 'words' is string \[\]: only numbers",
         ),
+        (lambda: cluster.broadcast(good), "needs a list of variables, and this is one"),
+        (lambda: cluster.broadcast(numbers), "needs a list of variables, and this is one"),
         (lambda: cluster.broadcast([good, foreign]), "is not a variable of the graph being built"),
         (lambda: cluster.broadcast([good, numbers]), "is not a variable of the graph being built"),
     ):
         with pytest.raises(HierAllreduceError, match=message):
             build()
         assert graph.get_operations() == before
-        assert not [
-            key for key in graph.get_all_collection_keys() if key.startswith("hier_allreduce")
-        ]
+        assert not noted_in(graph)
+
+
+def test_a_broadcast_may_get_an_iterator(graph):
+    two().broadcast(iter([tf1.get_variable("w", [2])]))
+    assert len(collectives_of(graph.get_operations())) == 1
 
 
 def test_the_result_has_no_gradient_and_the_error_says_so(graph):

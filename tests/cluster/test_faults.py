@@ -222,8 +222,9 @@ def test_other_weights_are_an_error_on_all_hosts(options, words):
         ({"penalty": "strong"}, {"penalty": "weak"}, "update, constants: 0.01, 0.05, 0.9 there"),
         ({"penalty": "signs"}, {"penalty": "weak"}, "update, graph: "),
         ({"penalty": "sines"}, {"penalty": "cosines"}, "update, graph: "),
+        ({"compare_every": 1}, {"compare_every": 0}, "update, check_replicas_every: 0 there"),
     ],
-    ids=["rate", "tensor", "class", "constant", "ops", "kinds of ops"],
+    ids=["rate", "tensor", "class", "constant", "ops", "kinds of ops", "comparisons"],
 )
 def test_another_update_is_an_error_before_the_first_step(ours, theirs, words):
     with job("train", 2, **ours, each={1: theirs}) as hosts:

@@ -190,6 +190,7 @@ def model(cluster, devices, options):
     choices = {
         "strategy": options.get("algorithm", "flat"),
         "update": options.get("update", "replicated"),
+        "check_replicas_every": options.get("compare_every"),
     }
     rate = options.get("rate", RATE)
     if "tensor_rates" in options:
