@@ -266,8 +266,8 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:
     """Raise an AuditError that lists the copies that are missing or too many."""
-    faults: List[str] = []
-    advice = _FETCH
+    faults = list(executed.strayed[built.scope])
+    advice = _PLACE if faults else _FETCH
     for traffic in traffics:
         missing = traffic.planned - traffic.executed - traffic.unneeded
         extra = traffic.executed - traffic.planned

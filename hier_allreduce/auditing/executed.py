@@ -14,13 +14,14 @@ import tensorflow as tf
 from ..errors import AuditError
 from ..graph.devices import device_fields, devices_match
 from ..graph.record import AllReduce, SentTensor, recorded_in
-from .partitions import crossings
+from .partitions import Crossing, crossings
 
 OTHER_HOSTS = "other hosts"
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
 # Grappler neither folds nor merges these, because the client feeds them.
 _FED = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _UPDATE = re.compile(r"(Resource)?(Sparse)?Apply|(Resource)?Scatter|Assign")
+_CUT = re.compile(r"(flat|cut)(_\d+)?$")  # the ops that read a gradient which is then cut
 
 # The first tower on a device; the name of a device that belongs to no tower; or OTHER_HOSTS
 Place = Union[int, str]
@@ -90,6 +91,11 @@ class ExecutedStep:
         graph: the one that was built.
         partitions: the partition graphs of the executed step.
         prefix: the beginning of all names in the partitions.
+
+    Attributes:
+        traffics: that of each recorded tensor.
+        strayed: by the scope of an all-reduce, a line for each gradient that crosses to another
+            device before it is cut.
     """
 
     def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
@@ -97,6 +103,7 @@ class ExecutedStep:
         self._prefix = prefix
         self._nodes = [node for partition in partitions for node in partition.node]
         self.traffics: List[Traffic] = []
+        self.strayed: Dict[str, List[str]] = defaultdict(list)
         self._scope_to_traffic: Dict[str, Traffic] = {}
         for all_reduce in recorded_in(graph):
             check_devices(all_reduce)
@@ -136,6 +143,7 @@ class ExecutedStep:
                     traffic.add(traffic.executed, pair)
                 else:
                     passing.append((traffic, pair))
+            self._note_strayed(crossing)
         # If nothing on the destination reads the copy under our name, TensorFlow has pruned our
         # identity and sent the tensor straight to its reader. That is the planned copy if it is
         # missing so far. Otherwise somebody reads a result on another device.
@@ -156,6 +164,21 @@ class ExecutedStep:
             owner = self._owner(self._prefix + op.name)
             if owner is not None and op.type.startswith(_COLLECTIVE):
                 owner.add(owner.planned, (owner.place(op.device), OTHER_HOSTS))
+
+    def _note_strayed(self, crossing: Crossing) -> None:
+        """Note a gradient that is cut elsewhere than where it was computed.
+
+        It is whole, so that it belongs to no chunk yet, and no plan has its copy.
+        """
+        for all_reduce in recorded_in(self._graph):
+            scope = self._prefix + all_reduce.scope
+            ours = [reader[len(scope) :] for reader in crossing.readers if reader.startswith(scope)]
+            src = tower_at(crossing.src, all_reduce.devices)
+            dst = tower_at(crossing.dst, all_reduce.devices)
+            if any(map(_CUT.match, ours)) and src != dst:
+                place = crossing.src if src is None else src
+                line = f"{crossing.op!r}: not planned {place}→{dst}, before it is cut"
+                self.strayed[all_reduce.scope].append(line)
 
     def idle(self, all_reduce: AllReduce) -> List[str]:
         """Return the devices of an all-reduce on which no op ran."""

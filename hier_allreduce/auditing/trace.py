@@ -111,12 +111,8 @@ class Trace:
         if not starts:
             raise AuditError(f"the RunMetadata has no trace; run the step with {_TRACE}")
         # Times begin with a GPU's first kernel, because the processor may begin long before.
-        kernel_starts = []
         streams = [device for device in devices if _STREAM.match(device.device)]
-        for stream in streams:
-            for stats in stream.node_stats:
-                if stats.node_name.rpartition(":")[2] not in _TRANSFERS:
-                    kernel_starts.append(stats.all_start_micros)
+        kernel_starts = [start for stream in streams for start in _kernel_starts(stream)]
         self._first_start = min(kernel_starts, default=0) or min(starts)  # µs
         # All names come first, because labels also name inputs that were not executed.
         executed: Dict[str, Tuple[Any, str]] = {}
@@ -185,6 +181,12 @@ class Trace:
                 self.copies.append(copy)
             elif op not in _TRANSFERS and node_name in self.nodes:
                 self.kernels[self.nodes[node_name].device].append(Kernel(node_name, begin, end))
+
+
+def _kernel_starts(stream: Any) -> List[int]:
+    """Return the µs at which the kernels of a stream begin, without its copies."""
+    kernels = [s for s in stream.node_stats if s.node_name.rpartition(":")[2] not in _TRANSFERS]
+    return [stats.all_start_micros for stats in kernels]
 
 
 def _input(label: str, executed: Container[str]) -> Optional[Input]:

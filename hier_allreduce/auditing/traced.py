@@ -14,7 +14,8 @@ from .trace import Trace, reached
 # Kinds of nodes. A copy is no node, but has a kind, because it has a color in the picture too.
 PASS, PACK, SUM, UNPACK, UPDATE, COPY = "pass", "pack", "sum", "unpack", "update", "copy"
 
-_SUM = re.compile(r"(^|_)(sum|mean|across|gather|sent|widened)(_\d+)?$")  # Grappler adds prefixes
+# Grappler adds prefixes, and a sum over hosts is several ops.
+_SUM = re.compile(r"((^|[/_])(column|sum|mean|gather|sent)(_\d+)?|/across/[^/]+)$")
 _UPDATE = re.compile(r"(Resource)?(Sparse)?Apply")
 _REDUCING = re.compile(r"Nccl|Collective")
 
@@ -124,7 +125,7 @@ class TracedStep:
         """Find the kinds of nodes by the names of our ops, and return the gradients' nodes."""
         scopes = tuple(built.scope for built in self.all_reduces)
         ours = {node for node in self.trace.nodes if node.startswith(scopes)}
-        sums = {node for node in ours if _SUM.search(node.rpartition("/")[2])} or ours
+        sums = {node for node in ours if _SUM.search(node)} or ours
         before = reached(sums, self.trace.sources)
         after = reached(sums, self.trace.readers)
         # A node may be in several of these sets, of which the last one counts.

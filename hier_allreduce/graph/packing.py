@@ -35,7 +35,7 @@ class Packing:
         tensor_by_range: Dict[Range, Any] = {}
         for grad, ranges in zip(grads, self._ranges):
             if grad is not None:
-                flat = grad if ranges[0].is_whole else self._shaped(tower, grad, [-1])
+                flat = grad if ranges[0].is_whole else self._shaped(tower, grad, [-1], "flat")
                 tensor_by_range.update(self._split(tower, flat, ranges, "cut"))
         chunks = []
         for chunk in self._layout.chunks:
@@ -55,7 +55,7 @@ class Packing:
             grad = self._joined(tower, tensor_by_range, ranges, "joined")
             # A whole gradient has kept its shape; others were flat.
             if grad is not None and not ranges[0].is_whole:
-                grad = self._shaped(tower, grad, column.shape.as_list())
+                grad = self._shaped(tower, grad, column.shape.as_list(), "shaped")
             grads.append(grad)
         return grads
 
@@ -82,8 +82,8 @@ class Packing:
             return tensors[0]
         return tf.concat(tensors, self._context.constant(tower, 0), name=op_name)
 
-    def _shaped(self, tower: int, tensor: Any, shape: List[int]) -> Any:
+    def _shaped(self, tower: int, tensor: Any, shape: List[int], op_name: str) -> Any:
         """Return a tensor in a shape; a vector is one already."""
         if tensor.shape.ndims == 1 == len(shape):
             return tensor
-        return tf.reshape(tensor, self._context.constant(tower, tuple(shape)))
+        return tf.reshape(tensor, self._context.constant(tower, tuple(shape)), name=op_name)

@@ -473,6 +473,16 @@ def test_a_gradient_on_a_device_of_no_tower_is_an_error(graph):
         audit(traced(result))
 
 
+@pytest.mark.parametrize("shape", [[64, 64], [4096]])
+def test_a_gradient_that_is_cut_on_another_device_is_an_error(graph, shape):
+    rows = on_towers([gpu_or_cpu(9)] * 2, lambda _: [tf1.random_uniform(shape)])
+    pieces = Strategy("flat", chunk_bytes=1024)
+    result = allreduce_grads(rows, gpus_or_cpus(2), strategy=pieces)
+    crosses = r"'random_uniform.*: not planned /job:localhost/.*PU:9→[01], before it is cut"
+    with pytest.raises(AuditError, match=crosses):
+        audit(traced(consumed_in_place(result)))
+
+
 def test_a_step_that_fetches_only_some_results_is_an_error(graph):
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(4), ones(4, 9)),

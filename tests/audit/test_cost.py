@@ -236,7 +236,7 @@ STEP_ON_CPU = pytest.mark.cpu_only("emulated GPUs have no streams in a trace: se
 TRACED = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
 
 
-def training_step(towers=3):
+def training_step(towers=3, wire=None):
     """Add a step of matrix products to the graph, and return its updates."""
     devices = [f"/cpu:{tower}" for tower in range(towers)]
     rows = []
@@ -250,7 +250,7 @@ def training_step(towers=3):
                 variables.append(matrix)
             rows.append(list(zip(tf.gradients(tf.reduce_sum(values), variables), variables)))
     updates = []
-    one_by_one = Strategy(chunk_bytes=0)
+    one_by_one = Strategy(chunk_bytes=0, wire_dtype=wire)
     reduced = allreduce_grads_and_vars(rows, devices, average=True, strategy=one_by_one)
     for device, row in zip(devices, reduced):
         with tf.device(device):
@@ -269,9 +269,21 @@ def metadata_of(fetched):
     return seen
 
 
+def ends_in(metadata):
+    """Return the nodes on CPU devices, each with its end in ms after the first start."""
+    stats = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    zero = min(node.all_start_micros for node in stats)
+    return [
+        (node.node_name, (node.all_start_micros - zero + node.op_end_rel_micros) / 1e3)
+        for node in stats
+    ]
+
+
 @STEP_ON_CPU
-def test_a_step_on_cpu_devices_is_told_from_its_ops(graph):
-    found = cost(metadata_of(training_step()), graph)
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_a_step_on_cpu_devices_is_told_from_its_ops(graph, wire):
+    metadata = metadata_of(training_step(wire=wire))
+    found = cost(metadata, graph)
     assert len(found.towers) == 3 and found.links == () and found.processor_ahead == 0
     for number, tower in enumerate(found.towers):
         assert tower.device.endswith(f"CPU:{number}")
@@ -283,6 +295,15 @@ def test_a_step_on_cpu_devices_is_told_from_its_ops(graph):
         times = [chunk.ready or 0, chunk.summed or 0, chunk.updated or 0]
         assert times[0] > 0 and times == sorted(times)
         assert chunk.sent is None and chunk.copied is None
+        # In 16 bits each tower's result is made wide again, which is no part of the sum.
+        ours = [(node, end) for node, end in ends_in(metadata) if f"/{chunk.name}/" in node]
+        if wire is None:
+            (mean,) = (end for node, end in ours if node.endswith("/mean"))
+            assert chunk.summed == pytest.approx(mean, abs=TO_THE_MICROSECOND)
+        else:
+            sent = [end for node, end in ours if "/sent" in node]
+            widened = [end for node, end in ours if "/widened" in node]
+            assert max(sent) <= chunk.summed < min(widened)
     assert re.match(r"step [\d.]+ ms; after the pass [\d.]+ ms[:;] ", found.summary)
     assert "GPU" not in str(found)
 
