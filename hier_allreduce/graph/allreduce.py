@@ -40,7 +40,7 @@ from .names import check_scope, variable_names
 from .packing import Packing
 from .record import describe, log_once, record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
-from .sparse import RowSum, gradient, made_dense
+from .sparse import RowSum, gradients, made_dense
 from .sums import Context, Sum
 
 if TYPE_CHECKING:
@@ -246,9 +246,9 @@ def add_ops(layout: Layout, name: Optional[str] = None) -> List[Tuple[Any, ...]]
     # Hosts compare these lines before the first step, because a collective waits for ever if they
     # have built different sums.
     if layout.cluster is not None:
-        gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
+        kinds = [(column.name, column.dtype, column.shape) for column in layout.columns]
         settings = {"average": layout.average, "layout": layout.fingerprint}
-        layout.cluster.ops.announce(scope, len(layout.devices), gradients, settings)
+        layout.cluster.ops.announce(scope, len(layout.devices), kinds, settings)
     rows = _reduced(layout, scope)  # K × N
     return list(measurement().reduced(rows))
 
@@ -261,19 +261,17 @@ def _reduced(
     ``values``: K×N tensors or None, to copy as they are instead of the gradients.
     """
     context = Context(layout)
-    sums = [Sum(chunk.name, context) for chunk in layout.chunks]  # C
     if values is None:
-        sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]
+        sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
+    else:
+        sums = [Sum(chunk.name, context) for chunk in layout.chunks]
     packing = Packing(layout, context)
     with forget_colocation(), tf1.name_scope(name) as scope:
         # Pack each tower's gradients into its chunks: small ones are joined, large ones cut.
         packed = []  # K × C
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                if values is None:
-                    row = [gradient(column, tower, layout.devices) for column in layout.columns]
-                else:
-                    row = list(values[tower])
+                row = gradients(layout, tower) if values is None else values[tower]
                 packed.append(packing.pack(tower, row))
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.

@@ -63,8 +63,15 @@ class Column(NamedTuple):
     is_sparse: bool
 
 
-def column_of(name: str, grads: Sequence[Any], sparse: str = "auto") -> Column:
+def column_of(
+    name: str, grads: Sequence[Any], sparse: str = "auto", wire: Optional[str] = None
+) -> Column:
     """Return a column with the dtype and shape of its gradients.
+
+    Args:
+        name, grads: the column's.
+        sparse: whether ``tf.IndexedSlices`` remain so, as in a :class:`Strategy`.
+        wire: the dtype in which float32 gradients travel.
 
     Raises:
         ValueError: the shapes contradict each other.
@@ -90,7 +97,7 @@ def column_of(name: str, grads: Sequence[Any], sparse: str = "auto") -> Column:
         if width is None:
             is_smaller_dense = height_of_rows > height
         else:
-            itemsize = tf.as_dtype(dtype).size
+            itemsize = itemsize_of(dtype, wire)
             bytes_of_rows = height_of_rows * bytes_of_row(column, itemsize)
             is_smaller_dense = bytes_of_rows > height * width * itemsize
     return column._replace(is_sparse=not is_smaller_dense)
@@ -106,6 +113,12 @@ def row_counts(column: Column) -> List[Optional[int]]:
     """Return the number of rows in each sparse gradient; None where only the step will know."""
     present = [grad for grad in column.grads if grad is not None]
     return [grad.values.shape[:1].num_elements() for grad in present]
+
+
+def itemsize_of(dtype: str, wire: Optional[str]) -> int:
+    """Return the bytes of an element as it travels; float32 may travel in the dtype ``wire``."""
+    sent = wire if wire and dtype == "float32" else dtype
+    return int(tf.as_dtype(sent).size)
 
 
 def bytes_of_row(column: Column, itemsize: int) -> int:
@@ -360,7 +373,7 @@ def _checked_column(
     _check_equal("dtype", dtype_by_tower, "cast to one dtype", place)
     _check_equal("dtype of the indices", index_by_tower, "cast them to one dtype", place)
     try:
-        column = column_of(name, grads, strategy.sparse)
+        column = column_of(name, grads, strategy.sparse, strategy.wire_dtype)
     except ValueError:
         shape_by_tower = {tower: static_shape(grad) for tower, grad in grad_by_tower.items()}
         advice = (
@@ -421,11 +434,15 @@ def _fault_on_gpus(column: Column) -> str:
     # Rows of one tower travel as they are, so nothing is added up.
     if column.dtype not in _FEW_GPU_KERNELS or (column.is_sparse and len(column.grads) == 1):
         return ""
-    fewest = 1 if column.dtype in DTYPES_WITHOUT_ADD else 2
+    # Two tensors are added by tf.add, but only where their shape is known.
+    present = [grad for grad in column.grads if grad is not None]
+    is_known = all(static_shape(grad).is_fully_defined() for grad in present)
+    fewest = 2 if is_known and column.dtype not in DTYPES_WITHOUT_ADD else 1
     if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > fewest:
+        unknown = "" if is_known else ", in a shape that is known only when the step runs,"
         return (
-            f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')} on CPU"
-            " devices only; cast it to int32 or int64"
+            f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')}{unknown} on"
+            " CPU devices only; cast it to int32 or int64"
         )
     if any(isinstance(grad, tf.IndexedSlices) for grad in column.grads):
         return (

@@ -20,14 +20,12 @@ from typing import (
     Tuple,
 )
 
-import tensorflow as tf
-
 from ..formatting import count
 from ..planning.chunks import Chunk, GradientSize, Load, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
 from ..planning.strategy import Strategy, plan_for
-from .columns import Column, bytes_of_row, row_counts, static_shape
+from .columns import Column, bytes_of_row, itemsize_of, row_counts, static_shape
 from .devices import all_on_cpu
 from .lead import takes_edges
 from .names import op_names
@@ -70,7 +68,7 @@ class Layout(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """A text that differs between hosts with different plans; names do not count."""
-        # Hosts may name their variables differently, and have the same sums.
+        # Hosts compare the names one by one, so that an error can tell which of them differ.
         unnamed = [chunk._replace(name="") for chunk in self.chunks]
         decisions = repr((unnamed, self.wire, self.has_edges))
         digest = hashlib.sha256(decisions.encode()).hexdigest()
@@ -149,8 +147,7 @@ def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
 
     float32 gradients travel in the 16-bit dtype ``wire``, if there is one.
     """
-    is_narrowed = wire and column.dtype == "float32"
-    itemsize = 2 if is_narrowed else tf.as_dtype(column.dtype or "float32").size
+    itemsize = itemsize_of(column.dtype or "float32", wire)
     if column.is_sparse:
         # A sum has the rows of all towers at most, and fewer if towers have the same index.
         counts = row_counts(column)
@@ -164,5 +161,4 @@ def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
     elements = None
     if are_known and column.shape.is_fully_defined():
         elements = column.shape.num_elements()
-    packable = column.dtype in _PACKED and bool(elements)
-    return GradientSize(elements, itemsize, column.dtype, packable)
+    return GradientSize(elements, itemsize, column.dtype, column.dtype in _PACKED)

@@ -43,10 +43,11 @@ def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
 
 def check_scope(scope: str) -> None:
     """Raise a HierAllreduceError if ``name=`` is not a name scope in both TensorFlows."""
-    if not isinstance(scope, str) or not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_./-]*", scope):
+    is_scope = r"[A-Za-z0-9.]([A-Za-z0-9_./-]*[A-Za-z0-9_.-])?"
+    if not isinstance(scope, str) or not re.fullmatch(is_scope, scope):
         raise HierAllreduceError(
             f"name={scope!r} is not a name scope: expected letters, digits and any of ./_-, a"
-            " letter or digit first"
+            " letter or digit first, and no / at the end, with which two all-reduces would share it"
         )
 
 

@@ -21,6 +21,9 @@ from .devices import all_on_cpu, session_with
 from .layout import Layout, size_of
 
 _log = logging.getLogger("hier_allreduce")
+# Else a program that sets up logging for warnings only, as absl does, would not show what is built.
+if _log.level == logging.NOTSET:
+    _log.setLevel(logging.INFO)
 
 
 class SentTensor(NamedTuple):

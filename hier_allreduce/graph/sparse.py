@@ -18,6 +18,7 @@ from ..compat import tf1
 from ..planning.plan import Copy, Reduce
 from .columns import Column, dtype_of, static_shape
 from .devices import any_on_gpu
+from .layout import Layout
 from .sixteen_bit import NARROW_DTYPES
 from .sums import Context, Sum
 
@@ -84,8 +85,13 @@ def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
     return joined
 
 
-def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
-    """Return a tower's gradient in the form in which it travels; called under the tower's device.
+def gradients(layout: Layout, tower: int) -> List[Any]:
+    """Return a tower's N gradients as they travel; called under the tower's device."""
+    return [_gradient(column, tower, layout.devices) for column in layout.columns]
+
+
+def _gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
+    """Return a tower's gradient of a column as it travels.
 
     Rows of a column that is dense on some tower are made dense. None becomes zeros, or no rows,
     and stays None where no tower has a gradient.
@@ -140,7 +146,7 @@ def _nothing(column: Column, devices: Sequence[Any]) -> Any:
             if column.is_sparse:
                 shape = tf.concat([[0], tf.shape(present.values)[1:]], 0)
             else:
-                shape = tf.shape(gradient(column, home, devices))
+                shape = tf.shape(_gradient(column, home, devices))
     zeros = tf.zeros(shape, column.dtype)
     if column.is_sparse:
         indices = tf.zeros([0], present.indices.dtype)

@@ -27,6 +27,7 @@ from typing import (
     Union,
 )
 
+from ..configs import is_whole_number
 from ..errors import HierAllreduceError
 
 V = TypeVar("V")
@@ -228,6 +229,10 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
     >>> checked([Reduce((1,), 0), Copy(0, 1)], towers=2)
     (Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1))
     """
+    if not is_whole_number(towers) or towers < 1:
+        raise HierAllreduceError(f"towers={towers!r}: expected a whole number of 1 or more")
+    if not hasattr(steps, "__iter__"):
+        raise HierAllreduceError(f"{steps!r}: expected steps, a list of Reduce and Copy")
     # Take far more steps than are needed, but not all, because a user's generator may have no end.
     most = 2 * towers * towers
     taken: Iterable[Any] = islice(steps, most + 1)

@@ -36,8 +36,13 @@ def rule(towers: int, on_cpu: bool = False) -> Plan:
         # benchmarks/results/cpu-plans.txt.
         schedules = schedules_of(BY_NAME["flat"], towers)
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
-    algorithm, of_last = "flat", ""
-    if towers >= MANY_TOWERS:
-        algorithm, of_last = "flat_hierarchical", "hierarchical"
-    schedules = schedules_of(BY_NAME[algorithm], towers)
-    return Plan(towers, schedules, CHUNK_BYTES, algorithm, algorithm_of_last=of_last)
+    if towers < MANY_TOWERS:
+        return Plan(towers, schedules_of(BY_NAME["flat"], towers), CHUNK_BYTES, "flat")
+    schedules = schedules_of(BY_NAME["flat_hierarchical"], towers)
+    return Plan(
+        towers,
+        schedules,
+        CHUNK_BYTES,
+        "flat_hierarchical",
+        algorithm_of_last="hierarchical",
+    )

@@ -55,8 +55,9 @@ class Strategy:
             ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the rows of all
             towers, as far as their number is known, could be more bytes than that.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
-        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are
-            added in float32. A value above 65504 becomes infinite in float16.
+        wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
+            gradients travel in 16 bits and are added in float32. A value above 65504 becomes
+            infinite in float16.
         edges: whether control edges let a GPU's backward pass wait, before it is launched, for
             earlier sums on this GPU, where a graph takes them. False, or 0: none.
 

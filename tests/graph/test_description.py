@@ -161,11 +161,19 @@ def test_the_same_line_is_logged_once(graph, lines):
     assert len(lines()) == 1 and "each tower sends up to 492 B in float32" in lines()[0]
 
 
-def test_a_program_without_logging_sees_it_on_standard_error():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, timeout=280)
+@pytest.mark.parametrize(
+    ("set_up", "begin"),
+    [
+        ("", "hier_allreduce: "),
+        ("import logging; logging.basicConfig()", "INFO:hier_allreduce:"),  # of warnings
+    ],
+)
+def test_a_program_sees_it_on_standard_error(set_up, begin):
+    program = f"{set_up}\n{PROGRAM}"
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=280)
     said = [line for line in done.stderr.decode().splitlines() if "towers" in line]
     assert said == [
-        'hier_allreduce: 2 towers on CPU devices of a session with device_count={"CPU": 2}: '
+        begin + '2 towers on CPU devices of a session with device_count={"CPU": 2}: '
         "flat, 1 chunk, 2 copies; each tower sends up to 28 B in float32"
     ]
 

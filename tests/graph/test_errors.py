@@ -257,7 +257,7 @@ def test_average_is_true_or_false(graph, average):
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), average=average)
 
 
-@pytest.mark.parametrize("name", ["a b", "/x", "_a", "-a", "é", 7])
+@pytest.mark.parametrize("name", ["a b", "/x", "a/", "_a", "-a", "é", 7])
 def test_the_name_is_a_name_scope(graph, name):
     words = [f"name={name!r} is not a name scope"]
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), name=name)
@@ -277,6 +277,14 @@ def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
     raises(words, allreduce_grads, rows(dtype), gpus, strategy=Strategy(algorithm))
     assert len(allreduce_grads(rows(dtype)[:2], gpus[:2], strategy=Strategy(algorithm))) == 2
     assert len(allreduce_grads(rows(dtype), ["/cpu:0"] * 4, strategy=Strategy(algorithm))) == 4
+
+
+def test_small_integers_of_unknown_shape_have_no_sums_on_gpus(graph):
+    """tf.add would broadcast them, and GPUs have no AddN for them."""
+    unknown = [[tf1.placeholder(tf.int8, [None])] for _ in range(2)]
+    words = ["variable 0", "int8 of more than 1 tower", "known only when the step runs", "int32"]
+    raises(words, allreduce_grads, unknown, ["/gpu:0", "/gpu:1"])
+    assert len(allreduce_grads(unknown, ["/cpu:0", "/cpu:1"])) == 2
 
 
 def test_rows_of_int64_have_sums_on_cpu_devices_only(graph):

@@ -193,6 +193,14 @@ def test_rows_are_sent_where_they_are_no_more_bytes_than_the_table(
             assert dense(grad, (8, 2)).tolist() == [[sum(counts)] * 2] + [[0, 0]] * 7
 
 
+def test_rows_and_the_table_are_compared_as_they_travel(graph):
+    """In 16 bits 3 rows are 36 bytes with their indices, and the table is 32 instead of 64."""
+    rows = rows_of([8, 8], [2, 1])
+    for wire, is_sparse in ((None, True), ("float16", False)):
+        ((grad,), _) = allreduce_grads(rows, gpus_or_cpus(2), strategy=Strategy(wire_dtype=wire))
+        assert isinstance(grad, tf.IndexedSlices) == is_sparse
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_sum_of_rows_has_each_index_once(graph, algorithm):
     rows = rows_of([100] * 5, [3, 0, 1, 2, 3])

@@ -77,6 +77,19 @@ def test_check_names_the_step_and_the_fault(steps, message):
         check(steps, 3)
 
 
+@pytest.mark.parametrize(
+    "steps, towers, message",
+    [
+        (None, 3, "None: expected steps, a list of Reduce and Copy"),
+        ([], 0, "towers=0: expected a whole number of 1 or more"),
+        ([], "3", "towers='3': expected a whole number"),
+    ],
+)
+def test_check_wants_steps_and_a_number_of_towers(steps, towers, message):
+    with pytest.raises(HierAllreduceError, match=message):
+        check(steps, towers)
+
+
 def test_a_schedule_that_is_right_is_kept():
     check(iter(RIGHT), 3)
     assert checked(iter(RIGHT), 3) == RIGHT
@@ -254,7 +267,7 @@ def one_copy_short(devices, chunk):
     [
         (one_copy_short, r"^one_copy_short\(4, 0\): in the end towers \[3\] do not have the sum"),
         (fails, r"^fails\(4, 0\): KeyError: 'no such device'"),
-        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): TypeError: 'NoneType'"),
+        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): None: expected steps"),
         (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
         (
             lambda devices, chunk: flat(devices + 1, chunk),
