@@ -36,7 +36,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     """
 
     def __init__(self, strategy: Union[str, Strategy, None] = None, **unknown: Any):
-        """Choose how to reduce.
+        """The constructor reads the strategy.
 
         Args:
             strategy: a :class:`hier_allreduce.Strategy`, an algorithm's name, or the name or path

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import inspect
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from ..compat import builds_for_session, outer_graph, outside_control_flow, tf1, without_autograph
+from ..compat import (
+    builds_for_session,
+    in_current_graph,
+    outer_graph,
+    outside_control_flow,
+    tensor_of,
+    tf1,
+    without_autograph,
+)
 from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..graph.columns import check_arguments
@@ -77,7 +85,7 @@ class TowerOptimizer:
         cluster: Optional[Cluster] = None,
         **unknown: Any,
     ):
-        """Check the options. This adds no ops.
+        """The constructor checks the options, and adds no ops.
 
         Args:
             optimizer: a ``tf.compat.v1.train.Optimizer``.
@@ -135,7 +143,7 @@ class TowerOptimizer:
             HierAllreduceError: there are several towers, and the optimizer keeps something of one,
                 such as its loss or the norms of its gradients, for the update of all.
         """
-        with unchanged(self._optimizer, len(self.devices)):
+        with unchanged(self._optimizer, len(self.devices) * self._options.hosts):
             return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     @without_autograph
@@ -179,16 +187,15 @@ class TowerOptimizer:
                 f"global_step={global_step!r}: expected a variable, such as"
                 " tf.compat.v1.train.get_or_create_global_step()"
             )
-        # TensorFlow would name an unknown argument only, and not those that the optimizer has.
-        parameters = inspect.signature(self._optimizer.apply_gradients).parameters
-        takes_all = any(known.kind is known.VAR_KEYWORD for known in parameters.values())
-        given = [*arguments, *(["global_step"] if global_step is not None else [])]
-        for argument in given if not takes_all else ():
-            if argument not in parameters:
-                raise HierAllreduceError(
-                    f"{type(self._optimizer).__name__}.apply_gradients has no argument"
-                    f" {argument!r}; it has {', '.join(parameters)}"
-                )
+        if global_step is not None and not in_current_graph(tensor_of(global_step)):
+            raise HierAllreduceError(
+                f"global_step={global_step.name!r} does not belong to the graph that is being"
+                " built; create it inside `with graph.as_default():`, where the towers are"
+            )
+        given = dict(arguments)
+        if global_step is not None:
+            given["global_step"] = global_step
+        self._check_arguments(given)
         # Replicas are those of one graph, because each graph has its own variables.
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
@@ -201,6 +208,18 @@ class TowerOptimizer:
         self._updated = distinct([[*before, *new] for before, new in zip(earlier, replicas)])
         started = _assert_started(self.devices) if len(self.devices) > 1 else tf.no_op()
         return tf.group(op, started, name=name or "train_op")
+
+    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Raise a HierAllreduceError if the optimizer cannot be called with the arguments."""
+        signature = inspect.signature(self._optimizer.apply_gradients)
+        # TensorFlow would not name the arguments that the optimizer has.
+        try:
+            signature.bind([], **arguments)
+        except TypeError as error:
+            raise HierAllreduceError(
+                f"{type(self._optimizer).__name__}.apply_gradients: {error}; it has"
+                f" {', '.join(signature.parameters)}"
+            ) from None
 
     @property
     def init_op(self) -> Any:
@@ -268,13 +287,14 @@ class TowerOptimizer:
             on_others = list(chain(*replicas_by_name(known, self.devices)[1:]))
             copied = set(map(id, on_others))
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
+            # Tables and iterators are no variables, and TensorFlow saves them by default, too.
+            saved += tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)
             start = [
                 tf1.train.Scaffold.default_local_init_op(),
                 tf1.variables_initializer(on_others),
             ]
-            options.setdefault(
-                "saver", tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
-            )
+            if "saver" not in options:
+                options["saver"] = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
             # By default a session waits for all global variables before it runs local_init_op.
             options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
             options.setdefault("local_init_op", tf.group(*start))

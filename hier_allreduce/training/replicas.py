@@ -109,7 +109,8 @@ def of_model_and_own(
     # Towers may rightly differ in variables that do not belong to the model, so these stay.
     kept = []
     own = []
-    for column in zip(*replicas_by_name(known, devices)):
+    replicas = replicas_by_name(known, devices)
+    for column in zip(*replicas):
         if is_of_model(column[0]):
             kept.append(column)
         elif len(devices) > 1:
@@ -120,6 +121,19 @@ def of_model_and_own(
             f" {_first_of(own)};"
             " tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.MODEL_VARIABLES, variable)"
             " makes it one of the model"
+        )
+    # Keras numbers the layers of a graph, so that towers may have other names for one layer.
+    with_replicas = set(map(id, itertools.chain(*replicas)))
+    alone = []
+    for var in tf1.global_variables():
+        is_layers = id(var) in in_model or var.op.name.split("/")[-1] in _AVERAGES
+        if is_layers and id(var) not in with_replicas:
+            alone.append(var.op.name)
+    if alone and len(devices) > 1:
+        log_once(
+            "not copied from tower 0 to the others, because no other tower has a variable of that"
+            f" name: {_first_of(alone)}; if towers have copies of it, list them in the rows, at one"
+            " place on every tower, with the gradient None"
         )
     return [list(variables) for variables in zip(*kept)], tuple(own)
 

@@ -43,7 +43,6 @@ class Towers(NamedTuple):
         devices: K devices.
         options: the user's.
         scope: ``scope(tower)`` is the context of a tower's update.
-        reduced: K×N gradients that another all-reduce has reduced.
         may_have_references: whether variables may be reference variables, of which the front end
             warns; not where new values are copied to other towers.
     """
@@ -52,7 +51,6 @@ class Towers(NamedTuple):
     devices: Sequence[Any]
     options: Options
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
-    reduced: Optional[Sequence[Sequence[Any]]] = None
     may_have_references: bool = False
 
     @property
@@ -78,18 +76,13 @@ class Towers(NamedTuple):
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        reduced = self.reduced
-        if reduced is None:
-            layout = layout or self.lay_out()
-            reduced = add_ops(layout, "hier_allreduce")
+        reduced = add_ops(layout or self.lay_out(), "hier_allreduce")
         return [self._transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def reduce_on(self, tower: int) -> Sequence[Any]:
         """Return N reduced gradients, transformed, on one tower only."""
-        reduced = self.reduced
-        if reduced is None:
-            layout = sums_on(self.lay_out(), tower)
-            reduced = add_ops(layout, f"reduce_to_tower_{tower}")
+        layout = sums_on(self.lay_out(), tower)
+        reduced = add_ops(layout, f"reduce_to_tower_{tower}")
         return self._transformed(tower, reduced[tower])
 
     def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:

@@ -628,6 +628,42 @@ def test_what_a_tower_has_of_its_own_is_left_alone(graph, caplog):
     assert "each tower may have its own: 'tower0/data'; tf.compat.v1.add_to" in caplog.text
 
 
+def test_the_log_names_layers_that_have_other_names_on_other_towers(graph, caplog):
+    """Keras numbers the layers of a graph. In the rows, a variable is known by its place."""
+    caplog.set_level("INFO", "hier_allreduce")
+    log_once.cache_clear()
+    rows, frozen = towers(count=2), []
+    for k, device in enumerate(gpus_or_cpus(2)):
+        with tf.device(device):
+            frozen.append(
+                tf1.get_variable(f"tower{k}/dense_{k}", initializer=float(k), use_resource=True)
+            )
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    optimizer.apply_gradients(rows)
+    _ = optimizer.init_op
+    assert "no other tower has a variable of that name: 'tower0/dense_0', 'tower1" in caplog.text
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    optimizer.apply_gradients([[*row, (None, var)] for row, var in zip(rows, frozen)])
+    with started(optimizer.init_op) as sess:
+        assert sess.run(frozen) == [0, 0]
+
+
+def test_a_scaffold_saves_tables_too(graph, tmp_path):
+    table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, 0, -7)
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    optimizer.apply_gradients(towers(count=2))
+    saver = optimizer.scaffold().saver
+    key = tf.constant(5, tf.int64)
+    insert, found = table.insert(key, tf.constant(50, tf.int64)), table.lookup(key)
+    with started(optimizer.init_op) as sess:
+        sess.run(insert)
+        path = saver.save(sess, str(tmp_path / "model"))
+    with started() as sess:
+        assert sess.run(found) == -1
+        saver.restore(sess, path)
+        assert sess.run(found) == 50
+
+
 def test_one_tower_has_nothing_to_copy_or_to_compare(graph, caplog):
     caplog.set_level("INFO", "hier_allreduce")
     log_once.cache_clear()
@@ -787,9 +823,47 @@ class WithoutStep(tf.compat.v1.train.GradientDescentOptimizer):
 def test_a_step_that_the_optimizer_cannot_count_is_refused_before_anything_is_built(graph):
     rows, step = towers(), train.get_or_create_global_step()
     before = len(graph.get_operations())
-    words = "WithoutStep.apply_gradients has no argument 'global_step'; it has grads_and_vars, name"
+    words = "WithoutStep.apply_gradients: .*'global_step'; it has grads_and_vars, name"
     with pytest.raises(HierAllreduceError, match=words):
         TowerOptimizer(WithoutStep(1.0), gpus_or_cpus(3)).apply_gradients(rows, step)
+    assert len(graph.get_operations()) == before
+
+
+class NeedsLoss(tf.compat.v1.train.GradientDescentOptimizer):
+    def apply_gradients(self, grads_and_vars, loss, global_step=None, name=None):
+        return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+def test_an_argument_that_the_optimizer_needs_is_refused_before_anything_is_built(graph):
+    optimizer, rows = TowerOptimizer(NeedsLoss(1.0), gpus_or_cpus(3)), towers()
+    before = len(graph.get_operations())
+    words = "NeedsLoss.apply_gradients: missing .*'loss'; it has grads_and_vars, loss, global_step"
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients(rows)
+    assert len(graph.get_operations()) == before
+    assert optimizer.apply_gradients(rows, loss=0.0) is not None
+
+
+@UPDATES
+def test_a_step_of_another_graph_is_refused_before_anything_is_built(graph, update):
+    with tf.Graph().as_default():
+        step = train.get_or_create_global_step()
+    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
+    before = len(graph.get_operations())
+    words = "global_step='global_step:0' does not belong to the graph that is being built"
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients(rows, step)
+    assert len(graph.get_operations()) == before
+
+
+def test_a_partitioned_variable_is_refused_before_anything_is_built(graph):
+    cut = tf1.fixed_size_partitioner(2)
+    whole = tf1.get_variable("w", [4, 2], partitioner=cut, use_resource=True)
+    rows = [[(tf.ones([4, 2]), whole)], [(tf.ones([4, 2]), whole)]]
+    before = len(graph.get_operations())
+    words = r"tower 0 \(/.pu:0\), variable 0: expected a variable, not the PartitionedVariable 'w'"
+    with pytest.raises(HierAllreduceError, match=words):
+        TowerOptimizer(sgd(), gpus_or_cpus(2)).apply_gradients(rows)
     assert len(graph.get_operations()) == before
 
 

@@ -9,6 +9,8 @@ from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...compat import tf1
+from ...configs import is_whole_number
+from ...errors import HierAllreduceError
 from ...graph.columns import grads_in, variables_in
 from ...training.towers import Pairs
 
@@ -23,9 +25,14 @@ class OrderedAccumGrad(ProxyOptimizer):
     Args:
         opt: the optimizer that gets the sums.
         niter: the number of steps in a sum.
+
+    Raises:
+        HierAllreduceError: ``niter`` is no number of steps.
     """
 
     def __init__(self, opt: Any, niter: int):
+        if not is_whole_number(niter) or niter < 1:
+            raise HierAllreduceError(f"niter={niter!r}: expected a number of steps, 1 or more")
         super().__init__(opt, "AccumGrad")
         self._niter = int(niter)
 

@@ -1,16 +1,43 @@
-"""tensorpack's all-reduces, as its ``SyncMultiGPUReplicatedBuilder`` has them, to be measured."""
+"""tensorpack's training, as its ``SyncMultiGPUReplicatedBuilder`` has it, to be measured."""
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any, List, Sequence, Tuple
 
+import tensorflow as tf
 from tensorpack.graph_builder import utils
+from tensorpack.graph_builder.training import SyncMultiGPUReplicatedBuilder
 
+from ...compat import tf1
+from ...graph.columns import grads_in, variables_in
 from ...graph.measuring import measurement
+from ...training.options import Options
 from ...training.towers import Pairs
 
 
-def reduced_by_baseline(
+def train_by_baseline(
+    baseline: str, optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any], options: Options
+) -> Tuple[Any, Any]:
+    """Reduce the towers' gradients, and call the optimizer on each tower.
+
+    Returns the op that does so, and the one that copies tower 0's variables to the others.
+    """
+    ops = []
+    pairs = _reduced(baseline, rows, devices, options.average)
+    with tf1.name_scope("apply_gradients"):
+        for tower, (device, row) in enumerate(zip(devices, pairs)):
+            with tf1.device(device), utils.override_to_local_variable(enable=tower > 0):
+                grads = grads_in(row)
+                if options.transform is not None:
+                    grads = list(options.transform(grads))
+                updated = list(zip(grads, variables_in(row)))
+                ops.append(optimizer.apply_gradients(updated, name=f"apply_grad_{tower}"))
+        update = tf.group(*ops, name="train_op")
+    with tf1.name_scope("sync_variables"):
+        return update, SyncMultiGPUReplicatedBuilder.get_post_init_ops()
+
+
+def _reduced(
     baseline: str, rows: Sequence[Pairs], devices: Sequence[Any], average: bool
 ) -> List[Pairs]:
     """Return K×N pairs, reduced by the mode in a baseline's name such as ``tensorpack-nccl``."""

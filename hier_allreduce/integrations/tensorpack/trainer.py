@@ -6,7 +6,6 @@ import contextlib
 from numbers import Number
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
-import numpy as np
 import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
@@ -21,7 +20,7 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import device_strings
-from ...graph.columns import check_arguments, grads_in, variables_in, warn_of_references
+from ...graph.columns import check_arguments, variables_in, warn_of_references
 from ...graph.measuring import measurement
 from ...planning.strategy import Strategy
 from ...training.attributes import unchanged
@@ -30,7 +29,7 @@ from ...training.replicas import PeriodicComparison, broadcast, comparison, repl
 from ...training.towers import Pairs, ReplicatedVariables, Towers
 from ...training.update import check_optimizer, update_towers
 from .accumulation import with_ordered_accumulation
-from .baselines import reduced_by_baseline
+from .baselines import train_by_baseline
 from .copies import CopyBeforeEpochs, broadcast_to_hosts
 from .names import with_missing_pairs
 from .sessions import creator_for_hosts, creator_for_towers
@@ -114,7 +113,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         cluster: Optional[Cluster] = None,
         **unknown: Any,
     ):
-        """Check the options. This adds no ops to the current graph.
+        """The constructor checks the options, and adds no ops.
 
         Args:
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for
@@ -144,9 +143,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 f"HierarchicalTrainer({devices!r}): expected the number of GPUs, such as 8, or a"
                 " list of devices, such as ['/gpu:0', '/gpu:2']"
             )
-        if isinstance(devices, np.ndarray) and devices.ndim:
-            devices = list(devices)
-        if isinstance(devices, (list, tuple)):
+        if isinstance(devices, (list, tuple)) or getattr(devices, "ndim", False):
             is_id = configs.is_whole_number
             devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
@@ -221,10 +218,17 @@ class HierarchicalTrainer(SingleCostTrainer):
                 f"tensorpack's layers need Keras 2 ({error}): {install}, and"
                 " set TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
             ) from error
+        # A measurement may put tensorpack's own all-reduce and updates in the place of ours.
+        baseline = measurement().baseline("tensorpack", self._options.update)
+        if baseline:
+            self.train_op, sync = train_by_baseline(
+                baseline, get_opt_fn(), rows, self.devices, self._options
+            )
+            return [CopyBeforeEpochs(sync, self.BROADCAST_EVERY_EPOCH, "SyncVariables")]
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
         replicas = self._update_towers(optimizer, with_missing_pairs(rows))
-        hosts = 1 if self.cluster is None else self.cluster.size
+        hosts = self._options.hosts
         callbacks = self._syncing(replicas) if len(self.devices) * hosts > 1 else []
         if self.cluster is None or hosts == 1:
             return callbacks
@@ -236,7 +240,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
     ) -> Callable[[], Any]:
         """Return the function that builds a tower; the optimizer must keep nothing of it."""
-        towers = len(self.devices)
+        towers = len(self.devices) * self._options.hosts
         tower = contextlib.ExitStack()
 
         # The context opens here, because tensorpack calls this just before compute_gradients.
@@ -264,11 +268,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         )
         if len(self.devices) > 1:
             warn_of_references(variables_in(rows[0]))
-        # A measurement may put another all-reduce in the place of ours.
-        baseline = measurement().baseline("tensorpack", self._options.update)
-        if baseline:
-            pairs = reduced_by_baseline(baseline, rows, self.devices, self._options.average)
-            towers = towers._replace(reduced=list(map(grads_in, pairs)))
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
             op, replicas = update_towers(optimizer, towers)
@@ -301,7 +300,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and
                 the creator is not a ``NewSessionCreator``.
         """
-        if self.cluster is not None and self.cluster.size > 1:
+        if self.cluster is not None and self._options.hosts > 1:
             session_creator = creator_for_hosts(session_creator, self.cluster, self.devices)
         elif isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
