@@ -21,12 +21,12 @@ sys.path.insert(0, str(TOP / "benchmarks"))
 
 import anchors as anchoring
 import ratios
-from rounds import FUNCTION
+from rounds import FUNCTION, PRIVATE
 from sweep import SIZES, scores
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
-PAGES = ("README.md", "docs/index.md", "docs/measured.md")
+PAGES = ("README.md", "docs/measured.md")
 
 OURS = ratios.OURS
 CHOICE_OF_8 = "flat_hierarchical/4"  # of the rule, for 8 GPUs
@@ -301,6 +301,16 @@ def dlrm_table():
     return side_by_side(cells_in("embeddings/dlrm.json"), (OURS,))
 
 
+def threads_table():
+    """Return the table of all-reduces with TensorFlow's default threads, and with tensorpack's."""
+    rows = [["emulated: exposed, ms", "TensorFlow's default", "tensorpack's threads"]]
+    cells = cells_in("threads/*.json")
+    for name in cells[0]["contenders"]:
+        if not name.endswith(PRIVATE):
+            rows.append([name, exposed(cells, name), exposed(cells, name + PRIVATE)])
+    return table(rows)
+
+
 def side_by_side(cells, names, titles=None):
     """Return a table with a row for each machine and pass, and a number for each host's share.
 
@@ -350,6 +360,7 @@ TABLES = {
     "updates": updates_table,
     "embeddings": embeddings_table,
     "dlrm": dlrm_table,
+    "threads": threads_table,
     "about": about,
 }
 

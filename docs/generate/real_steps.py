@@ -13,7 +13,7 @@ from statistics import median
 from page_tables import TOP, PageTables, markdown
 
 RUNS = TOP / "benchmarks" / "results" / "real"
-PAGES = ("README.md", "docs/index.md", "docs/measured.md")
+PAGES = ("README.md", "docs/measured.md")
 
 NAMES = {  # all-reduces by the name in the JSON
     "flat/4": "**ours** (`flat`)",
