@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from typing import Any, Callable, Dict, Sequence
+import os
+from typing import Any, Callable, Dict, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -58,17 +59,20 @@ def tensorpack_cpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matr
 
 def reduction_to_one_device(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
     """Reduce by ``tf.distribute.ReductionToOneDevice``."""
-    return _by_distribute(tf.distribute.ReductionToOneDevice(), grads, average)
+    ops = tf.distribute.ReductionToOneDevice()
+    return by_distribute(ops.batch_reduce, grads, average)
 
 
 def hierarchical_copy(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
     """Reduce by ``tf.distribute.HierarchicalCopyAllReduce``; it packs all into one tensor."""
-    return _by_distribute(tf.distribute.HierarchicalCopyAllReduce(), grads, average)
+    ops = tf.distribute.HierarchicalCopyAllReduce()
+    return by_distribute(ops.batch_reduce, grads, average)
 
 
 def hierarchical_copy_in_8(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
     """Reduce by ``tf.distribute.HierarchicalCopyAllReduce`` in 8 packs."""
-    return _by_distribute(tf.distribute.HierarchicalCopyAllReduce(num_packs=8), grads, average)
+    ops = tf.distribute.HierarchicalCopyAllReduce(num_packs=8)
+    return by_distribute(ops.batch_reduce, grads, average)
 
 
 BASELINES: Dict[str, Build] = {
@@ -94,17 +98,32 @@ def why_not(name: str, towers: int) -> str:
     return ""
 
 
+def prepare(names: Iterable[str]) -> None:
+    """Import tensorpack before the first session, if a baseline needs it.
+
+    tensorpack sets ``TF_GPU_THREAD_MODE``, which TensorFlow reads for each new session: all
+    all-reduces are to have the same, so it is set back.
+    """
+    if any(name.startswith("tensorpack") for name in names):
+        before = dict(os.environ)
+        _tensorpack()
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
 def _tensorpack() -> Any:
     logging.getLogger("tensorpack").setLevel(logging.ERROR)
-    from tensorpack.graph_builder import utils  # here, because importing it changes global state
+    from tensorpack.graph_builder import utils  # here, because not everybody has it
 
     return utils
 
 
-def _by_distribute(ops: Any, grads: Matrix, average: bool) -> Matrix:
+def by_distribute(batch_reduce: Callable[..., Any], grads: Matrix, average: bool) -> Matrix:
+    """Reduce by a ``batch_reduce`` of tf.distribute, on the gradients' devices."""
     from tensorflow.python.distribute.values import PerReplica  # it is not public
 
     values = [PerReplica(tuple(column)) for column in zip(*grads)]
     operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
-    reduced = ops.batch_reduce(operation, [(value, value) for value in values])
+    reduced = batch_reduce(operation, [(value, value) for value in values])
     return list(zip(*(value.values for value in reduced)))

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Dict, List
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 from baselines import Build, reduction_to_one_device
 from shapes import load_model
+from tables import check_files, write
 
 from hier_allreduce import allreduce_grads
 from hier_allreduce.formatting import table
@@ -55,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, metavar="N")
     parser.add_argument("--json", metavar="FILE", help="write the seconds of each round")
     options = parser.parse_args()
+    check_files(options.json)
     order = random.Random(0)
     rows = [["model", "devices", OURS, THEIRS, "ours ÷ theirs"]]
     results = []
@@ -69,8 +69,7 @@ def main() -> None:
             ours, theirs = (statistics.median(counted[name]) for name in (OURS, THEIRS))
             rows.append([model, kind, f"{ours:.2f} s", f"{theirs:.2f} s", f"{ours / theirs:.2f}"])
     print(table(rows))
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(results, options.json)
 
 
 if __name__ == "__main__":

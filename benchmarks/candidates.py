@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 from baselines import BASELINES, Build, Matrix
 from ratios import OURS, WITHOUT_EDGES
 
-from hier_allreduce import Strategy, allreduce_grads
+from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads
 
 MIB = 1 << 20
 
@@ -38,3 +38,16 @@ def all_reduce(name: str) -> Build:
         return allreduce_grads(grads, devices, average, strategy)
 
     return build
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check the names of ``--only`` before anything is measured.
+
+    Raises:
+        SystemExit: there is no such all-reduce.
+    """
+    for name in names:
+        try:
+            all_reduce(name)
+        except HierAllreduceError as error:
+            raise SystemExit(f"--only: {name!r}: {error}") from None

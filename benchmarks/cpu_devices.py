@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import random
 import statistics
 import time
 import zlib
@@ -26,9 +24,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from baselines import BASELINES, Matrix
-from candidates import all_reduce
+from baselines import BASELINES, Matrix, prepare, why_not
+from candidates import all_reduce, check_names
+from ratios import OURS
+from rounds import NOTHING, timed_rounds
 from shapes import GradientShape, load_model
+from tables import check_files, write
 from tqdm import tqdm
 
 from hier_allreduce.compat import tf1
@@ -37,8 +38,6 @@ from hier_allreduce.formatting import table
 WARM_UP = 2  # rounds that are not counted
 SAMPLES = 64  # elements of each result that are compared
 TOLERANCE = 1e-5  # relative; the gradients are positive, so no digits cancel
-OURS = "ours"
-NOTHING = "no all-reduce"
 CONTENDERS = (OURS, *BASELINES)
 
 
@@ -117,8 +116,8 @@ def _largest_error(reduced: Matrix, exact: Sequence[np.ndarray]) -> float:
 class Result(NamedTuple):
     """One contender's seconds, or the error that it raised.
 
-    ``steps`` has the seconds of each step less the median of :data:`NOTHING`, and ``build`` those
-    that the graph took to build.
+    ``steps`` has the seconds of each step less the median of those without an all-reduce, and
+    ``build`` those that the graph took to build.
     """
 
     name: str
@@ -158,14 +157,8 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
             if not off <= TOLERANCE:  # also when it is NaN
                 failures[name] = f"wrong: off by up to {off:.1%}"
         steps = {name: session.make_callable(op) for name, op in ops.items()}
-        seconds: Dict[str, List[float]] = {name: [] for name in steps}
-        order = random.Random(0)
-        for number in tqdm(range(WARM_UP + rounds), desc="rounds", leave=False):
-            for name in order.sample(sorted(steps), len(steps)):
-                start = time.perf_counter()
-                steps[name]()
-                if number >= WARM_UP:
-                    seconds[name].append(time.perf_counter() - start)
+        times = timed_rounds(steps, WARM_UP + rounds)
+    seconds = {name: [step / 1e3 for step in times[name][WARM_UP:]] for name in times}
     nothing = statistics.median(seconds[NOTHING])
     results = []
     for name in names:
@@ -285,16 +278,17 @@ def main() -> None:
     tf1.disable_eager_execution()
     devices = [f"/cpu:{number}" for number in range(args.devices)]
     names = args.only.split(",") if args.only else CONTENDERS
+    shapes_by_model = {model: load_model(model) for model in args.models.split(",")}
+    check_names(names)
+    check_files(args.json, args.picture)
+    prepare(name for name in names if not why_not(name, args.devices))
     cases, found = [], []
-    for model in args.models.split(","):
-        shapes = load_model(model)
+    for model, shapes in shapes_by_model.items():
         for average in (False, True):
             cases.append(Case(model, shapes, devices, average))
             found.append(measure(cases[-1], args.rounds, names))
             print(text(cases[-1], found[-1], args.rounds), end="\n\n", flush=True)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump([as_dict(*pair) for pair in zip(cases, found)], file, indent=1)
+            write([as_dict(*pair) for pair in zip(cases, found)], args.json)
     if args.picture:
         draw(cases, found, args.picture)
 

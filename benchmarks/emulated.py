@@ -37,7 +37,7 @@ from picture import draw
 from ratios import COMPARED, OURS, WITHOUT_EDGES
 from rounds import FUNCTION
 from sweep import sweep_table, swept
-from tables import cell_table, summary
+from tables import cell_table, check_files, faulty, summary, write
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE / "results" / "published"
@@ -62,6 +62,7 @@ MOST_OTHER_CORES = 0.25  # that other programs use
 # the threads of 8 GPUs keep each other from 2 cores for up to 16 ms: all published cells say how
 # long. Programs beside them made holes of 36 to 50 ms, when the threads had real-time priority.
 MOST_GAP_MS = 25.0
+SOME_REFUSED = "some cells are refused: measure them again when nothing else runs"
 
 # The order of what is published: first the machines that differ most.
 MACHINES = (
@@ -204,7 +205,7 @@ def publish(options: argparse.Namespace) -> int:
         print(f"after {minutes:.1f} minutes: {name}", flush=True)
         where = about()
         cells = measured(cell)
-        is_refused = any("refused" in result for result in cells)
+        is_refused = bool(faulty(cells))
         refused += is_refused
         write({**where, "cells": cells}, str((REFUSED if is_refused else PUBLISHED) / name))
     print(f"{refused} cells were refused (in {REFUSED}); the same command measures them again")
@@ -214,6 +215,7 @@ def publish(options: argparse.Namespace) -> int:
 def main() -> None:
     """Measure the cells, print their tables, and write the JSON file and the picture."""
     options = parser().parse_args()
+    check_files(options.json, options.picture)
     where = about()
     print(ABOUT.format(**where), flush=True)
     if options.published:
@@ -237,14 +239,8 @@ def main() -> None:
         print(f"{summary(results['cells'])}\n")
     if options.picture:
         draw(results, options.picture)
-    if any("refused" in result for result in results["cells"] + results["anchors"]):
-        raise SystemExit("some cells are refused: measure them again when nothing else runs")
-
-
-def write(results: Dict[str, Any], path: Optional[str]) -> None:
-    """Write the results as JSON, if there is a path."""
-    if path is not None:
-        Path(path).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if faulty(results["cells"] + results["anchors"]):
+        raise SystemExit(SOME_REFUSED)
 
 
 def parser() -> argparse.ArgumentParser:

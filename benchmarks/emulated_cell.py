@@ -18,11 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
+from baselines import prepare
 from candidates import all_reduce
 from emulation import POLL_US, plugin
 from function_step import function_step, mirrored
 from machines import Machine, copies_in, limit, load_machine
-from rounds import FUNCTION, NOTHING, Load, Step, base_of, exposed, timed_rounds
+from rounds import FUNCTION, NOTHING, PRIVATE, Load, Step, base_of, exposed, timed_rounds
 from training_step import (
     Pass,
     TrainingStep,
@@ -72,6 +73,7 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
     started = time.perf_counter()
     machine, work = load_machine(cell.machine), load_pass(cell.model, cell.pass_ms, cell.ids)
     devices = [f"/gpu:{number}" for number in range(machine.gpus)]
+    prepare(cell.names)
     _run_before_others()
     op_us = _set_price_of_an_op(machine, devices, cell.scale)
     if op_us / machine.op_us - 1 > MOST_OP_ERROR:
@@ -132,6 +134,8 @@ def _built(
         step = function_step(work, devices, reduce, cell.average)
         about = {"build_s": round(time.perf_counter() - started, 2)}
         return lambda: _has_run(step), about
+    threads = "gpu_private" if name.endswith(PRIVATE) else "global"
+    name = name.replace(PRIVATE, "")
     if name.startswith(UPDATE):
         built = updating_step(work, devices, name[len(UPDATE) :])
     else:
@@ -139,7 +143,7 @@ def _built(
         built = training_step(work, devices, reduce, cell.average)
     build_s = round(time.perf_counter() - started, 2)
     limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
-    return lambda: _runner(built, len(devices), cell.scale), {
+    return lambda: _runner(built, len(devices), cell.scale, threads), {
         "build_s": build_s,
         "limit_ms": round(limit_ms, 3),
     }
@@ -157,7 +161,9 @@ def _run_before_others() -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), -20)
 
 
-def _runner(built: TrainingStep, towers: int, scale: float) -> Step:
+def _runner(built: TrainingStep, towers: int, scale: float, threads: str = "global") -> Step:
+    # TensorFlow reads these for each new session.
+    os.environ.update(TF_GPU_THREAD_MODE=threads, TF_GPU_THREAD_COUNT="2")
     # At the end of a step a thread of the pool waits for each GPU. With as many threads as cores,
     # GPUs would wait for each other.
     config = tf1.ConfigProto(inter_op_parallelism_threads=3 * towers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
-from baselines import Build, Matrix
+from baselines import Build, Matrix, by_distribute
 from emulation import plugin
 from training_step import Pass, Variable, add_step
 
@@ -20,15 +20,8 @@ def mirrored(devices: List[str]) -> Build:
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=HierarchicalAllReduce())
 
     def reduce(grads: Matrix, devices: Any, average: bool) -> Matrix:
-        from tensorflow.python.distribute.values import PerReplica  # it is not public
-
-        values = [PerReplica(tuple(column)) for column in zip(*grads)]
-        operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
         with strategy.scope():
-            reduced = strategy.extended.batch_reduce_to(
-                operation, [(value, value) for value in values]
-            )
-        return list(zip(*(value.values for value in reduced)))
+            return by_distribute(strategy.extended.batch_reduce_to, grads, average)
 
     return reduce
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List
 
-from rounds import base_of
+from rounds import FUNCTION
 
 Cell = Dict[str, Any]
 
@@ -31,7 +31,7 @@ def exposed_ms(cell: Cell, name: str) -> float:
 
 def step_ms(cell: Cell, name: str) -> float:
     """Return a step with an all-reduce, in ms."""
-    in_function = base_of(name) != base_of(OURS)
+    in_function = name.endswith(FUNCTION)
     return float(cell["base_ms_of_functions" if in_function else "base_ms"]) + exposed_ms(
         cell, name
     )

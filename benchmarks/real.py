@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import functools
 import gzip
-import importlib
 import json
 import os
 import re
@@ -27,8 +26,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import calibration
 import numpy as np
 import tensorflow as tf
-from baselines import BASELINES, why_not
-from candidates import all_reduce
+from baselines import BASELINES, prepare, why_not
+from candidates import all_reduce, check_names
 from over_host import send_over_host
 from picture import draw
 from ratios import COMPARED, OURS, WITHOUT_EDGES, baselines_in
@@ -36,10 +35,10 @@ from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds
 from shapes import load_model
-from tables import cell_table, summary
+from tables import cell_table, check_files, summary, write
 from training_step import Pass, load_pass, training_step
 
-from hier_allreduce import HierAllreduceError, __version__
+from hier_allreduce import __version__
 
 tf1 = tf.compat.v1
 
@@ -82,21 +81,26 @@ def main() -> None:
         # has read the variable by now, so that this program begins again.
         more = {**os.environ, QUEUES: MOST_QUEUES}
         os.execve(sys.executable, [sys.executable, *sys.argv], more)
-    devices.check()
     names = names_for(devices, options)
     check(names, options)
+    prepare(names)
+    devices.check()
     print(f"{devices.machine}, TensorFlow {tf.__version__}", flush=True)
     costs = calibrate(devices, options.over == "host", any(options.passes))
     print(f"calibrated: {json.dumps(costs)}\n", flush=True)
     results: Dict[str, Any] = {**about(devices), "calibration": costs, "cells": []}
     for model in options.models:
         for pass_ms in options.passes:
-            cells = measure(devices, names, (model, pass_ms), costs, options)
+            try:
+                cells = measure(devices, names, (model, pass_ms), costs, options)
+            except tf.errors.ResourceExhaustedError:
+                raise SystemExit(
+                    f"{model}, pass {pass_ms:g}: out of memory. All all-reduces of a cell have"
+                    " their variables at once: name fewer of them (--only), or take fewer --gpus"
+                ) from None
             print(f"{cell_table(cells)}\n", flush=True)
             results["cells"] += cells
-            if options.json:  # after each cell: an interrupted run keeps what it has
-                text = json.dumps(results, indent=1) + "\n"
-                Path(options.json).write_text(text, encoding="utf-8")
+            write(results, options.json)  # after each cell: an interrupted run keeps what it has
     if all(OURS in cell["contenders"] and baselines_in(cell) for cell in results["cells"]):
         print(summary(results["cells"]))
     if options.picture:
@@ -107,21 +111,13 @@ def check(names: List[str], options: Any) -> None:
     """Check what would otherwise fail after minutes of measuring.
 
     Raises:
-        SystemExit: no such model or all-reduce, or no folder for the results.
+        SystemExit: no such model or all-reduce, or no place for the results.
         ModuleNotFoundError: matplotlib is missing.
     """
     for model in options.models:
         load_model(model)
-    for name in names:
-        try:
-            all_reduce(name)
-        except HierAllreduceError as error:
-            raise SystemExit(f"--only: {name!r}: {error}") from None
-    for path in filter(None, [options.json, options.picture]):
-        if not Path(path).absolute().parent.is_dir():
-            raise SystemExit(f"{path}: there is no such folder")
-    if options.picture:
-        importlib.import_module("matplotlib")
+    check_names(names)
+    check_files(options.json, options.picture)
 
 
 def calibrate(devices: Devices, over_host: bool, has_pass: bool) -> Dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import ctypes
 from typing import Any, List, NamedTuple
 
 import tensorflow as tf
 
 tf1 = tf.compat.v1
 OF_MEMORY = 0.8  # that all logical GPUs take
-MIB_WITHOUT_NVIDIA_SMI = 8192
+MIB_WITHOUT_CUDA = 8192
 
 
 class Devices(NamedTuple):
@@ -47,6 +47,12 @@ class Devices(NamedTuple):
         config.device_count["CPU"] = self.towers * (2 if self.kind == "cpu" else 1)
         # an emulated GPU lacks the kernels of the pass
         config.allow_soft_placement = True
+        if self.kind == "cpu":
+            config.device_count["GPU"] = 0
+        else:
+            # no others, because TensorFlow wants an entry of virtual_devices for each visible GPU
+            visible = range(1 if self.logical_mb else self.towers)
+            config.gpu_options.visible_device_list = ",".join(map(str, visible))
         if self.logical_mb:
             limits = [self.logical_mb] * self.towers
             config.gpu_options.experimental.virtual_devices.add().memory_limit_mb.extend(limits)
@@ -93,8 +99,19 @@ def find(count: int, on_cpu: bool, memory_mb: int) -> Devices:
 
 
 def _memory_mb() -> int:
-    """Return the memory of the first GPU."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
-        return int(subprocess.run(query, stdout=subprocess.PIPE, check=True).stdout.split()[0])
-    return MIB_WITHOUT_NVIDIA_SMI
+    """Return the memory of the first GPU that CUDA shows this program.
+
+    CUDA itself is asked, because nvidia-smi numbers GPUs without a look at CUDA_VISIBLE_DEVICES,
+    and knows no part of a GPU (MIG) by its number.
+    """
+    device, size = ctypes.c_int(), ctypes.c_size_t()
+    with contextlib.suppress(OSError):
+        cuda = ctypes.CDLL("libcuda.so.1")
+        faults = [
+            cuda.cuInit(0),
+            cuda.cuDeviceGet(ctypes.byref(device), 0),
+            cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device),
+        ]
+        if not any(faults):
+            return size.value >> 20
+    return MIB_WITHOUT_CUDA

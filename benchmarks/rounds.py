@@ -15,12 +15,17 @@ from typing import Any, Callable, Dict, List, Mapping
 
 Step = Callable[[], Any]
 NOTHING = "no all-reduce"
-FUNCTION = " in a tf.function"  # ends the name of a step that is one; its base is one, too
+# These end the names of steps whose base has the same end:
+FUNCTION = " in a tf.function"
+PRIVATE = " with private threads"  # a GPU's ops are launched by 2 threads of its own
 
 
 def base_of(name: str) -> str:
     """Return the name of the step without an all-reduce that is subtracted from this one."""
-    return NOTHING + FUNCTION if name.endswith(FUNCTION) else NOTHING
+    for ending in (FUNCTION, PRIVATE):
+        if name.endswith(ending):
+            return NOTHING + ending
+    return NOTHING
 
 
 def timed_rounds(

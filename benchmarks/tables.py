@@ -1,15 +1,42 @@
-"""Results of ``emulated.py`` and ``real.py`` as text."""
+"""Results of the programs as text, and the files that they write."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import statistics
-from typing import Any, Dict, List, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
 
 from ratios import OURS, best_baseline, exposed_ms, exposed_ratio, step_ratio
 
 from hier_allreduce.formatting import table
 
 Result = Dict[str, Any]  # of one cell, as in the JSON file
+
+
+def check_files(json_path: Optional[str], picture_path: Optional[str] = None) -> None:
+    """Check what would otherwise fail after minutes of measuring.
+
+    Raises:
+        SystemExit: a file cannot be in this place, or is no picture.
+        ModuleNotFoundError: matplotlib is missing.
+    """
+    for path in map(Path, filter(None, [json_path, picture_path])):
+        if not path.absolute().parent.is_dir():
+            raise SystemExit(f"{path}: there is no such folder")
+        if path.is_dir():
+            raise SystemExit(f"{path}: expected a file, not a folder")
+    if picture_path:
+        if Path(picture_path).suffix not in (".png", ".svg", ".pdf"):
+            raise SystemExit(f"{picture_path}: expected a .png, .svg or .pdf")
+        importlib.import_module("matplotlib")
+
+
+def write(results: Any, path: Optional[str]) -> None:
+    """Write the results as JSON, if there is a path."""
+    if path:
+        Path(path).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def cell_table(cells: Sequence[Result]) -> str:

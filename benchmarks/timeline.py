@@ -20,6 +20,7 @@ from emulated import run, scale_of
 from emulated_cell import Cell
 from emulated_gpu import trace  # the tests are no installed package: emulation.py knows their place
 from ratios import OURS
+from tables import check_files
 
 from hier_allreduce.auditing import picture
 from hier_allreduce.auditing.traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--only", default=OURS, metavar="NAME", help="another all-reduce")
     parser.add_argument("--picture", metavar="FILE", help="draw it into a .png, .svg or .pdf")
     options = parser.parse_args()
+    check_files(None, options.picture)
     scale = scale_of(options.machine)
     asked = (options.machine, options.model, options.pass_ms, [options.host], scale, True, 2)
     cell = Cell(*asked, [options.only])

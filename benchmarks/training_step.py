@@ -237,16 +237,16 @@ def _update(variable: Variable, grad: Any, variables: List[Variable]) -> Any:
         )
 
 
-def chains(devices: List[str], length: int, new_tower: NewTower = Tower) -> TrainingStep:
+def chains(devices: List[str], length: int) -> TrainingStep:
     """Return a step of a chain of ``length`` kernels without time on each device."""
     variables: List[Variable] = []
     ends = []
     with tf.Graph().as_default() as graph:
         for number, device in enumerate(devices):
             with tf.device(device):
-                tower = new_tower(number, device)
+                tower = Tower(number, device)
                 variables += tower.variables
-                value, one = (variable.read() for variable in tower.variables[:2])
+                value, one = (variable.read() for variable in tower.variables)
                 for place in range(length):
                     value = tf.minimum(value, one, name=f"chain{place}_burn_0")
                 # else Grappler would drop the chain

@@ -1,4 +1,7 @@
-"""``benchmarks/real.py`` on CPU devices; its GPUs are like them, but for their times."""
+"""``benchmarks/real.py`` on CPU devices; its GPUs are like them, but for their times.
+
+And what all programs check before they measure.
+"""
 
 import json
 import subprocess
@@ -9,13 +12,12 @@ from helpers.project import TOP
 from helpers.real_gpus import ARE_REAL
 
 pytestmark = [pytest.mark.tf2, pytest.mark.cpu_only("starts its own devices")]
-PROGRAM = TOP / "benchmarks" / "real.py"
 
 
-def run(*arguments):
+def run(*arguments, program="real"):
     """Run the program, and return its status, output and errors."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments],
+        [sys.executable, str(TOP / "benchmarks" / f"{program}.py"), *arguments],
         capture_output=True,
         text=True,
         timeout=280,
@@ -56,11 +58,36 @@ def test_without_gpus_it_says_what_to_do():
         (["--only", "treee/8"], "treee"),
         (["--models", "resnet5"], "resnet5: no such model; there are"),
         (["--json", "nowhere/mine.json"], "nowhere/mine.json: there is no such folder"),
+        (["--picture", "mine.gif"], "mine.gif: expected a .png, .svg or .pdf"),
     ],
 )
 def test_what_cannot_be_measured_fails_before_anything_is(arguments, why):
     status, out, err = run("--cpu", "--gpus", "2", *arguments)
     assert status == 1 and why in err and "calibrated" not in out
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("cpu_devices", ["--devices", "2"]),
+        ("emulated", ["2x-rtx-5090", "mobilenet_v2"]),
+    ],
+)
+def test_other_programs_look_for_the_files_place_first_too(tmp_path, program, arguments):
+    status, out, err = run(*arguments, "--json", str(tmp_path), program=program)
+    assert (status, out) == (1, "") and err.endswith(f"{tmp_path}: expected a file, not a folder\n")
+
+
+def test_cpu_devices_measures_all_kinds_of_all_reduces(tmp_path):
+    path = tmp_path / "steps.json"
+    names = "ours,tensorpack gpu,HierarchicalCopyAllReduce"
+    what = ["--models", "mobilenet_v2", "--devices", "2", "--rounds", "2", "--json", str(path)]
+    status, _, err = run(*what, "--only", names, program="cpu_devices")
+    assert status == 0, err
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert [case["average"] for case in found] == [False, True]
+    for contender in [one for case in found for one in case["contenders"]]:
+        assert contender["error"] is None and len(contender["steps"]) == 2, contender
 
 
 def test_help_has_a_line_for_a_stranger():

@@ -24,7 +24,6 @@ def environment(
     seed: int = 0,
     sum_seed: int = 0,
     waits: bool = True,
-    stats: Optional[str] = None,
     machine: Optional[str] = None,
     timing: Optional[float] = None,
     host_us: float = 0,
@@ -47,7 +46,6 @@ def environment(
         sum_seed: of the orders in which devices add up rows of equal index, each device in its own.
             0: all in the order of the rows.
         waits: ``False``: no stream waits for another, and results are wrong.
-        stats: a file for the counters when the process ends; ``%p`` in it is the process id.
         machine: a file of links. Copies between the devices take the time of their link.
         timing: timed mode: nothing is computed, and all takes so many times its time.
         host_us: timed mode: microseconds for which one of the model's kernels keeps the host busy.
@@ -70,7 +68,6 @@ def environment(
         "SEED": seed,
         "SUM_SEED": sum_seed,
         "WAITS": int(waits),
-        "STATS": stats,
         "MACHINE": machine,
         "TIMING": timing,
         "HOST_US": host_us,
