@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Iterator, List, NoReturn, Tuple
+from typing import Any, List, NoReturn, Tuple
 
 from .. import configs
 from ..errors import HierAllreduceError
@@ -145,12 +145,3 @@ def output(argument: str) -> Path:
 def make_folder(path: Path) -> None:
     """Make the folder of a file that is to be written now."""
     path.parent.mkdir(parents=True, exist_ok=True)
-
-
-@contextlib.contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Put an option's name before the message of an error of this package."""
-    try:
-        yield
-    except HierAllreduceError as error:
-        raise HierAllreduceError(f"{option}: {error}") from None

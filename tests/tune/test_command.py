@@ -149,6 +149,34 @@ def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
     assert row["candidate"] == "the program as it is" and row["step"] == pytest.approx(0.01)
 
 
+def test_nohup_lets_it_outlive_its_terminal(program):
+    ours = [sys.executable, "-m", "hier_allreduce", "tune", "--only", "tree", "--minutes", "20s"]
+    ignore = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    with subprocess.Popen(
+        [*ours, "--", *program(FASTER)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=ignore,
+    ) as process:
+        while not Path("groups").exists():
+            assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert "tree" in out.decode() and not left_over()
+
+
+def test_a_run_that_cannot_start_leaves_the_table_of_those_before(program, capsys):
+    command = program("train(200)\nif asked.changes:\n    Path('start').unlink()")
+    Path("start").write_text(f"#!/bin/sh\nexec {' '.join(command)}\n", encoding="utf-8")
+    Path("start").chmod(0o755)
+    assert main(["tune", *ONLY, "--", "./start"]) == 2
+    out, err = capsys.readouterr()
+    assert "\nthe program as it is " in out and "\ntree " in out
+    last = err.splitlines()[-1]
+    assert last.startswith("hier-allreduce tune: ") and "'./start'" in last and not left_over()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,11 +9,11 @@ from hier_allreduce.commands.tune.candidates import AS_IT_IS
 from hier_allreduce.commands.tune.progress import Progress
 from hier_allreduce.commands.tune.protocol import ProgramFacts
 from hier_allreduce.commands.tune.rounds import Pace, Rounds
-from hier_allreduce.commands.tune.run import LEAST, Run
+from hier_allreduce.commands.tune.run import CLOCK_WAS_SET, LEAST, Run
 
 USUAL = [AS_IT_IS, "NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"]
 USUAL += ["hierarchical"]  # the plan of auto is that of the program
-HANGS, FAILS = None, -1.0
+HANGS, FAILS, TIMELESS = None, -1.0, -2.0
 
 
 class VirtualRunner:
@@ -52,6 +52,8 @@ class VirtualRunner:
         self._left = max(0.0, self._left)
         if is_late:
             return run._replace(fault="the time was over: no step yet for 9 s")
+        if step == TIMELESS:
+            return run._replace(fault=f"failed: the times cannot be read: {CLOCK_WAS_SET}")
         self.seconds_by_round.setdefault(number, []).append(seconds)
         return run._replace(seconds=[step * 1e-3] * 3)
 
@@ -141,6 +143,22 @@ def test_a_candidate_that_hangs_once_runs_no_more():
     (hung,) = [run.candidate.name for run in rounds.runs if run.has_hung]
     assert hung in names_by_round[2] and hung not in names_by_round[3]
     assert runner.start_patience == 60.0  # the others start as fast as the program as it is
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_run_in_which_somebody_sets_the_clock_is_skipped(number):
+    steps = iter([10.0] * 5 * number + [TIMELESS] + [10.0] * 100)
+    rounds, names_by_round = measured(VirtualRunner(lambda candidate: next(steps), seconds=1e4))
+    (skipped,) = {*USUAL} - {*names_by_round[number]}
+    assert skipped in names_by_round[number + 1]
+    assert not any(run.fault for run in rounds.runs) and list(rounds.left_out) == ["auto"]
+
+
+def test_a_candidate_whose_clock_is_always_set_is_left_out_with_the_reason():
+    runner = VirtualRunner(lambda candidate: TIMELESS if candidate.changes else 10.0)
+    rounds, names_by_round = measured(runner, "tree", "ReductionToOneDevice")
+    assert names_by_round[2] == ["ReductionToOneDevice", AS_IT_IS]
+    assert rounds.left_out == {"tree": f"failed: the times cannot be read: {CLOCK_WAS_SET}"}
 
 
 def test_the_others_may_start_three_times_as_slowly_as_the_first_run():

@@ -14,7 +14,6 @@ from ..._version import __version__
 from ...configs import decoded, read_text
 from ...errors import HierAllreduceError
 from ...formatting import amount, count, table
-from ..options import naming
 from .copies import copy_all, faults, report
 from .facts import Facts, gather
 from .nvidia_smi import ask_nvidia_smi, groups_of
@@ -92,8 +91,10 @@ def _read_topo(file: str) -> int:
         raise HierAllreduceError(
             f"--topo {file}: no such file; `nvidia-smi topo -m > {file}` writes it"
         )
-    with naming(f"--topo {file}"):
+    try:
         links, warnings = read_table(output)
+    except HierAllreduceError as error:
+        raise HierAllreduceError(f"--topo {file}: {error}") from None
     # Standard output has one line only, because a script may read it.
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

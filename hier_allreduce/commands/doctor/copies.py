@@ -79,7 +79,11 @@ def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
     """Yield the copies of each pair; a process that hangs or dies is replaced by a new one.
 
     ``device`` is the first one, with which a process shows that TensorFlow has started.
+
+    Raises:
+        HierAllreduceError: the first process cannot use the device.
     """
+    count = len(pairs)
     while pairs:
         # TensorFlow may hang or die at a broken copy, so that it has a process of its own.
         todo = {"first": device, "pairs": pairs, "start": START, "limit": LIMIT}
@@ -93,8 +97,12 @@ def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
         ) as process:
             lines: Any = process.stdout
             if not lines.readline():
-                fault = _fault(process, errors)
-                raise HierAllreduceError(f"TensorFlow cannot use {device}: {fault}")
+                fault = f"TensorFlow cannot use {device}: {_fault(process, errors)}"
+                if len(pairs) == count:
+                    raise HierAllreduceError(fault)
+                # The others keep what was measured, because it may name the broken pair.
+                yield from [MeasuredCopy(fault=f"not tried: {fault}")] * len(pairs)
+                return
             line = b"{}"
             while pairs and line:
                 line = lines.readline()

@@ -126,6 +126,22 @@ def strategies_for(only: Sequence[str], groups: Optional[Groups]) -> Dict[str, D
     return strategies
 
 
+def _why_not(baseline: str, facts: ProgramFacts) -> str:
+    """Return why a program cannot run with a baseline; empty if it can."""
+    if baseline not in BASELINES[facts.front_end]:
+        return f"the program's front end is {facts.front_end}"
+    if facts.update != "replicated":
+        return f"it has no equal of update={facts.update!r}"
+    if "nccl" in baseline.lower() and not facts.gpus:
+        return "NCCL needs GPUs"
+    if baseline == "tensorpack-hierarchical" and facts.towers != 8:
+        return f"it needs 8 towers, and there are {facts.towers}"
+    # TensorFlow has two groups of K // 2 replicas, so that the sum would be a wrong one.
+    if baseline == "HierarchicalCopyAllReduce" and facts.towers % 2:
+        return "it drops the last of an odd number of replicas"
+    return ""
+
+
 def candidates_for(
     facts: ProgramFacts, strategies: Dict[str, Dict[str, Any]], only: Sequence[str] = ()
 ) -> Tuple[List[Candidate], Dict[str, str]]:
@@ -143,20 +159,10 @@ def candidates_for(
     left_out: Dict[str, str] = {}
 
     # The program as it was comes first, because people want to know what the change has brought.
-    of_front_end = BASELINES[facts.front_end]
-    baselines = [name for name in only if name in ALL_BASELINES] if only else of_front_end
+    asked = [name for name in only if name in ALL_BASELINES]
+    baselines = asked if only else BASELINES[facts.front_end]
     for baseline in sorted(baselines, key=lambda baseline: baseline != _as_it_was(facts)):
-        lacks_towers = baseline == "tensorpack-hierarchical" and facts.towers != 8
-        # TensorFlow has two groups of K // 2 replicas, so that the sum would be a wrong one.
-        drops_one = baseline == "HierarchicalCopyAllReduce" and facts.towers % 2
-        reasons = (
-            (baseline not in of_front_end, f"the program's front end is {facts.front_end}"),
-            (facts.update != "replicated", f"it has no equal of update={facts.update!r}"),
-            ("nccl" in baseline.lower() and not facts.gpus, "NCCL needs GPUs"),
-            (lacks_towers, f"it needs 8 towers, and there are {facts.towers}"),
-            (drops_one, "it drops the last of an odd number of replicas"),
-        )
-        why_not = next((reason for holds, reason in reasons if holds), "")
+        why_not = _why_not(baseline, facts)
         if why_not:
             left_out[baseline] = why_not
         else:

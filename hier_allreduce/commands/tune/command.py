@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ... import configs
 from ..._lazy import require
@@ -94,7 +94,10 @@ def strategy_file(argument: str) -> Path:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; return 1 if no two candidates were measured, 130 if interrupted."""
+    """Run the command, and return its exit status.
+
+    That is 1 if no two candidates were measured, 2 if a run could not start, 130 if interrupted.
+    """
     # All is checked before the first run, because a run takes minutes.
     for package in ("psutil", "tqdm"):
         require(package, "tune")
@@ -108,11 +111,14 @@ def main(args: argparse.Namespace) -> int:
     )
     # Other signals do what Ctrl-C does: they end the program, and print what there is.
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)
+        # One that is ignored stays so, because nohup lets tune outlive its terminal.
+        if signal.getsignal(ending) != signal.SIG_IGN:
+            signal.signal(ending, signal.default_int_handler)
     progress = Progress(args.minutes)
     runner = Runner(args.program, args.patience, args.minutes, folder, progress)
     rounds = Rounds(runner, groups_here(), args.only, progress)
     is_interrupted = False
+    failure: Optional[OSError] = None
     try:
         rounds.run_all()
     except NothingMeasured as error:
@@ -123,11 +129,19 @@ def main(args: argparse.Namespace) -> int:
         if not rounds.runs:
             raise
         is_interrupted = True
+    except OSError as error:
+        # Minutes of runs must not be lost because a later one cannot start.
+        if not rounds.runs:
+            raise
+        failure = error
     finally:
         progress.close()
     conclusion = verdict(rounds.runs, rounds.left_out)
     print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
     _write(args, conclusion, rounds.facts.kept)
+    if failure is not None:
+        print(f"hier-allreduce tune: {failure}", file=sys.stderr)
+        return 2
     if is_interrupted:
         return 130
     return 0 if sum(bool(row.runs) for row in conclusion.rows) > 1 else 1

@@ -197,6 +197,13 @@ class Rounds:
             if round == 1:
                 self.left_out[candidate.name] = TIME_OVER if run is None else run.fault
             return False
+        if run.lost_its_times:
+            # Whoever sets the clock must not take a candidate's other runs away. Without any run
+            # it has no row, so that its reason is kept until it has one.
+            if all(other.candidate != candidate for other in self.runs):
+                self.left_out[candidate.name] = run.fault
+            return True
+        self.left_out.pop(candidate.name, None)
         self.runs.append(run)
         # A candidate that has failed once gets no other run, because its row would have no mean.
         return not run.fault

@@ -31,6 +31,7 @@ MOST = LEFT_OUT + 100 * WINDOW + 1
 CLOCK_SET = 0.01  # seconds by which the system's clock may part from a monotonic one in a run
 UNREADABLE = "failed: the times cannot be read"  # how the fault of such a run begins
 TIME_OVER = "the time was over"  # likewise
+CLOCK_WAS_SET = "the system's clock was set"  # how such a fault ends
 # If the first run hangs, there is time for two others, and with hours nobody waits hours for it.
 START_SHARE = 1 / 3  # of the time of all runs, for the start of the first one
 LONGEST_START = 600.0  # seconds
@@ -66,6 +67,11 @@ class Run(NamedTuple):
     def is_cut(self) -> bool:
         """Whether the deadline has ended it, which tells nothing about the candidate."""
         return self.fault.startswith(TIME_OVER)
+
+    @property
+    def lost_its_times(self) -> bool:
+        """Whether somebody has set the clock, which tells nothing about the candidate either."""
+        return self.fault.endswith(CLOCK_WAS_SET)
 
     @property
     def step(self) -> float:
@@ -108,7 +114,7 @@ class _Clock:
         times = [float(line) for line in self.lines()]
         # The steps have the wall clock's time, which somebody may set in the middle of a run.
         if abs(time.time() - time.monotonic() - self._ahead) > CLOCK_SET:
-            raise ValueError("the system's clock was set")
+            raise ValueError(CLOCK_WAS_SET)
         seconds = []
         for start in range(LEFT_OUT, len(times) - WINDOW, WINDOW):
             seconds.append((times[start + WINDOW] - times[start]) / WINDOW)
