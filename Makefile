@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since tests of several hosts wait for timeouts.
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
-# the tests that say what programs meet: on GPUs too, real ones or emulated ones
+# the tests that say what programs meet: on GPUs too
 ON_GPUS = tests/graph tests/training tests/audit tests/integrations tests/cluster/test_cluster.py \
           tests/test_random.py tests/emulated_gpu
 QUICK = tests/commands/test_nvlinks.py tests/planning tests/docs/test_pages.py
@@ -21,7 +21,7 @@ help:
 	@echo "make test        the tests, on TensorFlow 2"
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow"
-	@echo "make test-gpu    the tests of all-reduces and training, on real GPUs if TensorFlow sees some, else on emulated ones"
+	@echo "make test-gpu    the tests of all-reduces and training on emulated GPUs (on real ones: CONTRIBUTING.md)"
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
 	@echo "make bench       real steps beside emulated ones; this all-reduce beside others on emulated GPUs and CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
@@ -36,7 +36,7 @@ venv: .venv/.done
 venv-tf1: .venv-tf1/.done
 
 # what the demo needs
-.venv/.demo: setup.cfg pyproject.toml
+.venv/.demo: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "make: a Python from 3.10 to 3.13 is needed: none on PATH (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
@@ -51,7 +51,7 @@ venv-tf1: .venv-tf1/.done
 	  'import importlib.metadata as m; print(".".join(m.version(m.packages_distributions()["tensorflow"][0]).split(".")[:2]))').*"
 	@touch $@
 
-.venv-tf1/.done: setup.cfg pyproject.toml
+.venv-tf1/.done: pyproject.toml setup.py
 	@test -n "$(PYTHON37)" || { echo "make: Python 3.7 is needed for TensorFlow 1.15: none on PATH and none in pyenv (set PYTHON37=...)" >&2; exit 1; }
 	$(PYTHON37) -m venv .venv-tf1
 	.venv-tf1/bin/python -m pip install --quiet --upgrade pip

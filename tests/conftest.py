@@ -53,14 +53,13 @@ def pytest_addoption(parser):
         default="cpu",
         help="gpu: the GPUs that TensorFlow sees, or logical ones of the first; else emulated ones",
     )
-    parser.addoption("--seed", type=int, default=1, help="of the emulated GPUs' random delays")
 
 
 def pytest_configure(config):
     if config.getoption("no_tensorflow"):
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     if config.getoption("devices") == "gpu":
-        use_gpus(config.getoption("seed"))
+        use_gpus()
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
@@ -73,7 +72,7 @@ def sees_gpus():
     )
 
 
-def use_gpus(seed):
+def use_gpus():
     """Let TensorFlow find GPUs when it is imported, here and in the programs that tests start."""
     from emulated_gpu import plugin
 
@@ -82,7 +81,7 @@ def use_gpus(seed):
     if os.environ["TEST_GPUS"] == "emulated":
         if plugin.missing():
             raise pytest.UsageError(plugin.missing())
-        os.environ.update(plugin.environment(count=16, memory_mb=64, delay_us=100, seed=seed))
+        os.environ.update(plugin.environment(count=16, memory_mb=64, delay_us=100, seed=1))
     # at a step's end a thread for each GPU waits for it, and one more has to go on
     os.environ.update(TEST_DEVICES="gpu", TF_NUM_INTEROP_THREADS="32")
 

@@ -11,6 +11,8 @@ from emulated_gpu import plugin
 from helpers.forks import run_forked
 from helpers.real_gpus import ARE_EMULATED
 
+from hier_allreduce.commands.doctor import copies
+
 pytestmark = pytest.mark.skipif(not ARE_EMULATED, reason="needs emulated GPUs")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAININGS = ["replicated", "once", "sharded", "loop", "fit", "tensorpack"]
@@ -64,6 +66,13 @@ def test_doctor_compares_copies_of_gpus(tmp_path):
     _, out = command("doctor", "--copies", folder=tmp_path)
     assert "sees 2 GPUs" in out
     assert re.search(r"^/gpu:0 +\. +[\d.?]+\n/gpu:1 +[\d.?]+ +\.$", out, re.MULTILINE), out
+
+
+def test_a_gpu_without_memory_is_a_fault_of_its_pairs(monkeypatch):
+    monkeypatch.setenv("EMULATED_GPU_MEMORY_MB", "256")  # TensorFlow leaves most of it alone
+    found = copies.copy_all(["/gpu:0", "/gpu:1"])
+    for (src, _), copy in found.items():
+        assert copy.fault == f"out of memory: {src} has no 64 MiB for TensorFlow"
 
 
 def test_tune_measures_a_program_on_gpus(tmp_path):

@@ -76,6 +76,8 @@ def _cut_config(config):
     are_few = len(tf.config.list_physical_devices("GPU")) < COUNT
     if wants_gpus and are_few and not options.experimental.virtual_devices:
         full.device_count.pop("GPU", None)
+        # no others, because TensorFlow wants limits for each visible GPU
+        options.visible_device_list = "0"
         options.experimental.virtual_devices.add().memory_limit_mb.extend([MEMORY_MB] * COUNT)
         # TensorFlow refuses these two beside the limits
         options.per_process_gpu_memory_fraction = 0
