@@ -39,6 +39,15 @@ TIMER_SLACK = 29  # of prctl
 PRECISE, MOST_TRIES = 0.05, 6  # of an op's price
 MOST_OP_ERROR = 0.15  # of the price of an op; a cell is refused above it
 OP_TOO_DEAR = 3  # a process ends with it if ops cost more than that, as on slow or busy cores
+LEAST_LAUNCH_US = 0.01  # without any, ops would not sleep, and cost next to nothing
+
+
+class OpTooDear(Exception):
+    """An op costs this machine more than it may, in µs of the emulated machine."""
+
+    def __init__(self, op_us: float):
+        super().__init__(f"an op costs {op_us:.1f} µs")
+        self.op_us = op_us
 
 
 class Cell(NamedTuple):
@@ -68,7 +77,7 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
     Times are milliseconds of the emulated machine.
 
     Raises:
-        SystemExit: ``OP_TOO_DEAR``; times that are stretched more may help.
+        OpTooDear: times must be stretched more.
     """
     started = time.perf_counter()
     machine, work = load_machine(cell.machine), load_pass(cell.model, cell.pass_ms, cell.ids)
@@ -77,8 +86,7 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
     _run_before_others()
     op_us = _set_price_of_an_op(machine, devices, cell.scale)
     if op_us / machine.op_us - 1 > MOST_OP_ERROR:
-        print(f"an op costs {op_us:.1f} µs, not {machine.op_us:.1f}", file=sys.stderr)
-        raise SystemExit(OP_TOO_DEAR)
+        raise OpTooDear(op_us)
     about: Dict[str, Dict[str, Any]] = {}
     # Grappler works in the first step, beside the Python that builds the next graph.
     with ThreadPoolExecutor(1) as first_steps:
@@ -188,14 +196,14 @@ def _set_price_of_an_op(machine: Machine, devices: List[str], scale: float) -> f
     lengths = (100, 1100)
     steps = [_runner(chains(devices, length), len(devices), scale) for length in lengths]
     tries: Dict[float, float] = {}  # µs of an op, by those of a launch
-    launch_us = 0.0
+    launch_us = LEAST_LAUNCH_US
     for _ in range(MOST_TRIES):
         plugin.set_launch_us(launch_us)
         tries[launch_us] = _slope(steps, lengths, scale)
         missing = machine.op_us - tries[launch_us]
         if abs(missing) < PRECISE * machine.op_us:
             break
-        launch_us = max(0.0, launch_us + missing)
+        launch_us = max(LEAST_LAUNCH_US, launch_us + missing)
     best = min(tries, key=lambda launch: abs(tries[launch] - machine.op_us))
     plugin.set_launch_us(best)
     return tries[best]
@@ -212,9 +220,17 @@ def main() -> None:
     cell = Cell(**json.loads(sys.argv[1]))
     pool = 3 * load_machine(cell.machine).gpus
     tf.config.threading.set_inter_op_parallelism_threads(pool)  # of functions, as of sessions
-    results = measure(cell)
+    results: Any
+    status = 0
+    try:
+        results = measure(cell)
+    except OpTooDear as error:
+        print(error, file=sys.stderr)
+        results = error.op_us
+        status = OP_TOO_DEAR
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(results, file)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
