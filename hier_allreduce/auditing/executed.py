@@ -173,11 +173,12 @@ class ExecutedStep:
         for all_reduce in recorded_in(self._graph):
             scope = self._prefix + all_reduce.scope
             ours = [reader[len(scope) :] for reader in crossing.readers if reader.startswith(scope)]
-            src = tower_at(crossing.src, all_reduce.devices)
-            dst = tower_at(crossing.dst, all_reduce.devices)
-            if any(map(_CUT.match, ours)) and src != dst:
-                place = crossing.src if src is None else src
-                line = f"{crossing.op!r}: not planned {place}→{dst}, before it is cut"
+            if any(map(_CUT.match, ours)):
+                places = []
+                for device in (crossing.src, crossing.dst):
+                    tower = tower_at(device, all_reduce.devices)
+                    places.append(device if tower is None else str(tower))
+                line = f"{crossing.op!r}: not planned {'→'.join(places)}, before it is cut"
                 self.strayed[all_reduce.scope].append(line)
 
     def idle(self, all_reduce: AllReduce) -> List[str]:
