@@ -71,8 +71,7 @@ class Traffic:
 
     def place(self, device: str) -> Place:
         """Return the tower whose device is the executed ``device``; itself if there is none."""
-        tower = tower_at(device, self.all_reduce.devices)
-        return device if tower is None else tower
+        return _place(device, self.all_reduce.devices)
 
     def bytes_by_dtype(self) -> Counter:
         """Return the bytes of the executed copies by dtype; none where the size is not known."""
@@ -174,11 +173,9 @@ class ExecutedStep:
             scope = self._prefix + all_reduce.scope
             ours = [reader[len(scope) :] for reader in crossing.readers if reader.startswith(scope)]
             if any(map(_CUT.match, ours)):
-                places = []
-                for device in (crossing.src, crossing.dst):
-                    tower = tower_at(device, all_reduce.devices)
-                    places.append(device if tower is None else str(tower))
-                line = f"{crossing.op!r}: not planned {'→'.join(places)}, before it is cut"
+                src = _place(crossing.src, all_reduce.devices)
+                dst = _place(crossing.dst, all_reduce.devices)
+                line = f"{crossing.op!r}: not planned {src}→{dst}, before it is cut"
                 self.strayed[all_reduce.scope].append(line)
 
     def idle(self, all_reduce: AllReduce) -> List[str]:
@@ -255,6 +252,12 @@ def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
 
     towers = [tower for tower, wanted in enumerate(devices) if devices_match(device, wanted)]
     return max(towers, key=said, default=None)
+
+
+def _place(device: str, devices: Sequence[Any]) -> Place:
+    """Return the first tower whose device is the executed ``device``; itself if there is none."""
+    tower = tower_at(device, devices)
+    return device if tower is None else tower
 
 
 def check_devices(all_reduce: AllReduce) -> None:

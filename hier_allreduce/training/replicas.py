@@ -99,12 +99,14 @@ def of_model_and_own(
     # A slot or an average has the name of its variable somewhere in its own.
     names_of_known = {*_names_of(known)[0], *_noted_names(devices)[0]}
 
+    def is_of_layer(var: Any) -> bool:
+        return id(var) in in_model or var.op.name.split("/")[-1] in _AVERAGES
+
     def is_of_model(var: Any) -> bool:
         levels = var.op.name.split("/")
-        if id(var) in in_model or levels[-1] in _AVERAGES:
-            return True
         paths = itertools.combinations(range(len(levels) + 1), 2)
-        return any("/".join(levels[start:end]) in names_of_known for start, end in paths)
+        parts = ("/".join(levels[start:end]) for start, end in paths)
+        return is_of_layer(var) or any(part in names_of_known for part in parts)
 
     # Towers may rightly differ in variables that do not belong to the model, so these stay.
     kept = []
@@ -124,11 +126,8 @@ def of_model_and_own(
         )
     # Keras numbers the layers of a graph, so that towers may have other names for one layer.
     with_replicas = set(map(id, itertools.chain(*replicas)))
-    alone = []
-    for var in tf1.global_variables():
-        is_layers = id(var) in in_model or var.op.name.split("/")[-1] in _AVERAGES
-        if is_layers and id(var) not in with_replicas:
-            alone.append(var.op.name)
+    others = [var for var in tf1.global_variables() if id(var) not in with_replicas]
+    alone = [var.op.name for var in filter(is_of_layer, others)]
     if alone and len(devices) > 1:
         log_once(
             "not copied from tower 0 to the others, because no other tower has a variable of that"

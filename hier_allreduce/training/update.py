@@ -176,10 +176,9 @@ def update_towers(
                 op = tf1.assign_add(global_step, 1).op
     # Hosts compare their updates, because one with another rate would leave the others behind.
     if cluster is not None and cluster.size > 1:
-        lines = announcement(optimizer, op, built_before)
         # A host that compares in other steps would wait for the others, and they for it.
-        lines.append(f"check_replicas_every: {towers.options.check_replicas_every}")
-        cluster.ops.announce_update(lines)
+        every = f"check_replicas_every: {towers.options.check_replicas_every}"
+        cluster.ops.announce_update([*announcement(optimizer, op, built_before), every])
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence, Union
 
 from ... import configs
 from ..._lazy import require
@@ -117,32 +117,27 @@ def main(args: argparse.Namespace) -> int:
     progress = Progress(args.minutes)
     runner = Runner(args.program, args.patience, args.minutes, folder, progress)
     rounds = Rounds(runner, groups_here(), args.only, progress)
-    is_interrupted = False
-    failure: Optional[OSError] = None
+    stopped: Union[KeyboardInterrupt, OSError, None] = None
     try:
         rounds.run_all()
     except NothingMeasured as error:
         progress.close()
         print(f"hier-allreduce tune: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError) as error:
+        # Minutes of runs must not be lost because a later one is interrupted, or cannot start.
         if not rounds.runs:
             raise
-        is_interrupted = True
-    except OSError as error:
-        # Minutes of runs must not be lost because a later one cannot start.
-        if not rounds.runs:
-            raise
-        failure = error
+        stopped = error
     finally:
         progress.close()
     conclusion = verdict(rounds.runs, rounds.left_out)
     print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
     _write(args, conclusion, rounds.facts.kept)
-    if failure is not None:
-        print(f"hier-allreduce tune: {failure}", file=sys.stderr)
+    if isinstance(stopped, OSError):
+        print(f"hier-allreduce tune: {stopped}", file=sys.stderr)
         return 2
-    if is_interrupted:
+    if stopped is not None:
         return 130
     return 0 if sum(bool(row.runs) for row in conclusion.rows) > 1 else 1
 
