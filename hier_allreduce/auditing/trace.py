@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import chain
 from typing import Any, Container, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..errors import AuditError
@@ -112,14 +113,15 @@ class Trace:
             raise AuditError(f"the RunMetadata has no trace; run the step with {_TRACE}")
         # Times begin with a GPU's first kernel, because the processor may begin long before.
         streams = [device for device in devices if _STREAM.match(device.device)]
-        kernel_starts = [start for stream in streams for start in _kernel_starts(stream)]
+        kernel_starts = chain.from_iterable(map(_kernel_starts, streams))
         self._first_start = min(kernel_starts, default=0) or min(starts)  # µs
         # All names come first, because labels also name inputs that were not executed.
-        executed: Dict[str, Tuple[Any, str]] = {}
-        for device in devices:
-            if device.device.startswith("/job:"):  # the others are CUPTI's
-                for stats in device.node_stats:
-                    executed[stats.node_name] = stats, device.device
+        executed = {
+            stats.node_name: (stats, device.device)
+            for device in devices
+            if device.device.startswith("/job:")  # the others are CUPTI's
+            for stats in device.node_stats
+        }
         self.nodes: Dict[str, Node] = {}
         self.sources: Edges = {}
         for node_name, (stats, device_name) in executed.items():
@@ -134,6 +136,16 @@ class Trace:
         self.copies: List[Sent] = []
         for stream in streams:
             self._read_stream(stream)
+        self._check_streams()
+        # On a CPU device a node is its own kernel, because its thread computes it.
+        for node_name, node in self.nodes.items():
+            if "GPU:" not in node.device:
+                self.kernels[node.device].append(Kernel(node_name, node.start, node.end))
+        for kernels in self.kernels.values():
+            kernels.sort(key=lambda kernel: kernel.begin)
+        self.copies.sort(key=lambda copy: copy.begin)
+
+    def _check_streams(self) -> None:
         # Without streams a GPU's time is unknown, because the processor only knows its launches.
         on_gpus = {node.device for node in self.nodes.values() if "GPU:" in node.device}
         if on_gpus and not self.kernels:
@@ -142,13 +154,6 @@ class Trace:
                 f" step with {_TRACE}; if it was, TensorFlow could not use CUPTI, and its log says"
                 " why (another profiler runs, or the user may not read the GPU's counters)"
             )
-        # On a CPU device a node is its own kernel, because its thread computes it.
-        for node_name, node in self.nodes.items():
-            if "GPU:" not in node.device:
-                self.kernels[node.device].append(Kernel(node_name, node.start, node.end))
-        for kernels in self.kernels.values():
-            kernels.sort(key=lambda kernel: kernel.begin)
-        self.copies.sort(key=lambda copy: copy.begin)
 
     def _ms(self, micros: int) -> float:
         return (micros - self._first_start) / 1e3

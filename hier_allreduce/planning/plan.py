@@ -223,6 +223,23 @@ def check(steps: Iterable[Step], towers: int) -> None:
     checked(steps, towers)
 
 
+def _checked_step(step: Any, towers: int) -> Step:
+    """Return a step whose towers are plain whole numbers, because a user may give NumPy's."""
+    if not isinstance(step, (Reduce, Copy)):
+        raise HierAllreduceError(f"{step!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
+    try:
+        srcs = tuple(map(index, step.srcs))
+        dst = index(step.dst)
+    except TypeError:
+        fault = f"{step}: expected numbers of towers, in srcs a tuple of them"
+        raise HierAllreduceError(fault) from None
+    exist = {*srcs, dst} <= set(range(towers))
+    if not srcs or dst in srcs or not exist:
+        expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
+        raise HierAllreduceError(f"{step}: expected {expected}")
+    return Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst)
+
+
 def checked(steps: Iterable[Step], towers: int) -> Schedule:
     """Return the schedule of a chunk's steps; raises the errors of :func:`check`.
 
@@ -236,23 +253,7 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
     # Take far more steps than are needed, but not all, because a user's generator may have no end.
     most = 2 * towers * towers
     taken: Iterable[Any] = islice(steps, most + 1)
-    # Make plain whole numbers of a step's towers, because a user may give NumPy's.
-    plain: List[Step] = []
-    for step in taken:
-        if not isinstance(step, (Reduce, Copy)):
-            raise HierAllreduceError(f"{step!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
-        try:
-            srcs = tuple(map(index, step.srcs))
-            dst = index(step.dst)
-        except TypeError:
-            fault = f"{step}: expected numbers of towers, in srcs a tuple of them"
-            raise HierAllreduceError(fault) from None
-        exist = {*srcs, dst} <= set(range(towers))
-        if not srcs or dst in srcs or not exist:
-            expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
-            raise HierAllreduceError(f"{step}: expected {expected}")
-        plain.append(Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst))
-    schedule = tuple(plain)
+    schedule = tuple(_checked_step(step, towers) for step in taken)
     if len(schedule) > most:
         raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
     for step, following in zip(schedule, schedule[1:]):

@@ -91,11 +91,7 @@ def of_model_and_own(
     and the averages of batch normalization. Others in a tower's scope are its own: its share of the
     data, the state of its recurrent layers. A lone tower has none that another one could lack.
     """
-    in_model: Set[int] = set()
-    keys = tf1.GraphKeys
-    collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
-    for collection in collections:
-        in_model.update(map(id, tf1.get_collection(collection)))
+    in_model = _ids_in_model_collections()
     # A slot or an average has the name of its variable somewhere in its own.
     names_of_known = {*_names_of(known)[0], *_noted_names(devices)[0]}
 
@@ -135,6 +131,12 @@ def of_model_and_own(
             " place on every tower, with the gradient None"
         )
     return [list(variables) for variables in zip(*kept)], tuple(own)
+
+
+def _ids_in_model_collections() -> Set[int]:
+    keys = tf1.GraphKeys
+    collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
+    return set(map(id, itertools.chain(*map(tf1.get_collection, collections))))
 
 
 def _first_of(names: Sequence[str]) -> str:

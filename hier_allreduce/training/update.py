@@ -115,6 +115,17 @@ def _check_no_references(towers: Towers) -> None:
                 )
 
 
+def _why_once(optimizer: Any, towers: Towers) -> str:
+    """Return why another update than the wanted one has to be once; empty if none has to."""
+    update = towers.options.update
+    if update == "once" or len(towers.devices) == 1:
+        return ""
+    reason = why_once(optimizer, towers)
+    if update == "replicated":
+        reason = reason or why_not_replicated(optimizer, towers)
+    return reason
+
+
 def update_towers(
     optimizer: Any,
     towers: Towers,
@@ -144,11 +155,7 @@ def update_towers(
 
     # Choose the update. One tower needs none but once, because it has nothing to keep equal.
     update, cluster = towers.options.update, towers.options.cluster
-    reason = ""
-    if update != "once" and len(towers.devices) > 1:
-        reason = why_once(optimizer, towers)
-        if update == "replicated":
-            reason = reason or why_not_replicated(optimizer, towers)
+    reason = _why_once(optimizer, towers)
     if reason or len(towers.devices) == 1:
         update = "once"
     # A front end may let reference variables be, but not where new values of them are copied.

@@ -96,10 +96,12 @@ def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
             stderr=errors,
         ) as process:
             lines: Any = process.stdout
+            fault = ""
             if not lines.readline():
                 fault = f"TensorFlow cannot use {device}: {_fault(process, errors)}"
-                if len(pairs) == count:
-                    raise HierAllreduceError(fault)
+            if fault and len(pairs) == count:
+                raise HierAllreduceError(fault)
+            if fault:
                 # The others keep what was measured, because it may name the broken pair.
                 yield from [MeasuredCopy(fault=f"not tried: {fault}")] * len(pairs)
                 return

@@ -109,11 +109,7 @@ def main(args: argparse.Namespace) -> int:
         f"\nOutputs: {folder}",
         file=sys.stderr,
     )
-    # Other signals do what Ctrl-C does: they end the program, and print what there is.
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        # One that is ignored stays so, because nohup lets tune outlive its terminal.
-        if signal.getsignal(ending) != signal.SIG_IGN:
-            signal.signal(ending, signal.default_int_handler)
+    _end_as_by_ctrl_c()
     progress = Progress(args.minutes)
     runner = Runner(args.program, args.patience, args.minutes, folder, progress)
     rounds = Rounds(runner, groups_here(), args.only, progress)
@@ -140,6 +136,14 @@ def main(args: argparse.Namespace) -> int:
     if stopped is not None:
         return 130
     return 0 if sum(bool(row.runs) for row in conclusion.rows) > 1 else 1
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Let other signals end the program and print what there is, too."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        # One that is ignored stays so, because nohup lets tune outlive its terminal.
+        if signal.getsignal(ending) != signal.SIG_IGN:
+            signal.signal(ending, signal.default_int_handler)
 
 
 def _check_program(program: Sequence[str]) -> None:

@@ -24,13 +24,11 @@ def train_by_baseline(
     """
     ops = []
     pairs = _reduced(baseline, rows, devices, options.average)
+    transform = options.transform or list
     with tf1.name_scope("apply_gradients"):
         for tower, (device, row) in enumerate(zip(devices, pairs)):
             with tf1.device(device), utils.override_to_local_variable(enable=tower > 0):
-                grads = grads_in(row)
-                if options.transform is not None:
-                    grads = list(options.transform(grads))
-                updated = list(zip(grads, variables_in(row)))
+                updated = list(zip(transform(grads_in(row)), variables_in(row)))
                 ops.append(optimizer.apply_gradients(updated, name=f"apply_grad_{tower}"))
         update = tf.group(*ops, name="train_op")
     with tf1.name_scope("sync_variables"):
