@@ -245,7 +245,7 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
         title = f"{built.scope}: an update left its tower"
         raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
     copies: Counter = Counter()
-    dtype_to_bytes: Counter = Counter()
+    bytes_by_dtype: Counter = Counter()
     row_bytes = unknown = collectives = unneeded = 0
     for traffic in traffics:
         has_crossed = any(traffic.executed.values())
@@ -254,14 +254,14 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
         elif traffic.tensor.is_rows:
             row_bytes += sum(traffic.bytes_by_dtype().values())
         else:
-            dtype_to_bytes.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
+            bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
         unneeded += sum(traffic.unneeded.values())
         for (src, dst), times in traffic.executed.items():
             if dst == OTHER_HOSTS:
                 collectives += times
             else:
                 copies[src, dst] += times
-    return Audited(built, copies, dtype_to_bytes, row_bytes, unknown, collectives, unneeded)
+    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, unneeded)
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:

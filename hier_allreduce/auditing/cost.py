@@ -79,13 +79,13 @@ class Cost(NamedTuple):
             late = latest.complete - last_tower.pass_end
             where = f"{abs(late):.1f} ms {'after' if late > 0 else 'before'} its end"
             clauses.append(f"last chunk everywhere {where} ({count(latest.hops, 'hop')})")
-        src_to_ms: DefaultDict[int, float] = defaultdict(float)
+        ms_by_src: DefaultDict[int, float] = defaultdict(float)
         for link in self.links:
-            src_to_ms[link.src] += link.ms
-        if src_to_ms:
-            busiest = max(src_to_ms, key=lambda src: src_to_ms[src])
+            ms_by_src[link.src] += link.ms
+        if ms_by_src:
+            busiest = max(ms_by_src, key=lambda src: ms_by_src[src])
             place = self.towers[busiest].place
-            clauses.append(f"busiest sender {place}: {src_to_ms[busiest]:.1f} ms")
+            clauses.append(f"busiest sender {place}: {ms_by_src[busiest]:.1f} ms")
         # On a CPU device nobody launches kernels, so that there is no lead.
         if "GPU:" in last_tower.device:
             clauses.append(f"the processor was {self.processor_ahead:.1f} ms ahead")
@@ -108,13 +108,13 @@ class Cost(NamedTuple):
             tables.append(table(lines))
         # From line to column: the bytes, and the speed while they were copied.
         if self.links:
-            pair_to_link = {(link.src, link.dst): link for link in self.links}
+            link_by_pair = {(link.src, link.dst): link for link in self.links}
             places = [tower.place for tower in self.towers]
             lines = [["from, to", *places]]
             for src, place in enumerate(places):
                 cells = [place]
                 for dst in range(len(places)):
-                    link = pair_to_link.get((src, dst))
+                    link = link_by_pair.get((src, dst))
                     cells.append(f"{amount(link.bytes)}, {rate(link.speed)}" if link else ".")
                 lines.append(cells)
             tables.append(table(lines, all_right=True))

@@ -75,12 +75,12 @@ class Traffic:
 
     def bytes_by_dtype(self) -> Counter:
         """Return the bytes of the executed copies by dtype; none where the size is not known."""
-        dtype_to_bytes: Counter = Counter()
+        bytes_by_dtype: Counter = Counter()
         if self.tensor.elements is not None:
             for pair, times in self.executed.items():
                 dtype = self.dtypes[pair]
-                dtype_to_bytes[dtype] += times * self.tensor.elements * tf.as_dtype(dtype).size
-        return dtype_to_bytes
+                bytes_by_dtype[dtype] += times * self.tensor.elements * tf.as_dtype(dtype).size
+        return bytes_by_dtype
 
 
 class ExecutedStep:
@@ -103,13 +103,13 @@ class ExecutedStep:
         self._nodes = [node for partition in partitions for node in partition.node]
         self.traffics: List[Traffic] = []
         self.strayed: Dict[str, List[str]] = defaultdict(list)
-        self._scope_to_traffic: Dict[str, Traffic] = {}
+        self._traffic_by_scope: Dict[str, Traffic] = {}
         for all_reduce in recorded_in(graph):
             check_devices(all_reduce)
             for tensor in all_reduce.tensors:
                 traffic = Traffic(all_reduce, tensor)
                 self.traffics.append(traffic)
-                self._scope_to_traffic[f"{prefix}{all_reduce.scope}{tensor.name}"] = traffic
+                self._traffic_by_scope[f"{prefix}{all_reduce.scope}{tensor.name}"] = traffic
         self._count(partitions)
         # What nobody needs is found only where copies are missing, because that takes a while.
         if any(traffic.planned - traffic.executed for traffic in self.traffics):
@@ -120,20 +120,20 @@ class ExecutedStep:
         # The longest scope counts, because the name of a tensor may begin with that of another.
         while "/" in op:
             op = op.rpartition("/")[0]
-            if op in self._scope_to_traffic:
-                return self._scope_to_traffic[op]
+            if op in self._traffic_by_scope:
+                return self._traffic_by_scope[op]
         return None
 
     def _count(self, partitions: Sequence[Any]) -> None:
         """Count the planned sums over hosts, and what crossed between devices and hosts."""
         # Values without a sum are copied as they are, so that the op has no name of ours.
-        op_to_copied: Dict[str, Set[Traffic]] = defaultdict(set)
+        copied_by_op: Dict[str, Set[Traffic]] = defaultdict(set)
         for traffic in self.traffics:
-            op_to_copied[self._prefix + traffic.tensor.copied].add(traffic)
+            copied_by_op[self._prefix + traffic.tensor.copied].add(traffic)
         passing: List[Tuple[Traffic, Pair]] = []
         for crossing in crossings(partitions):
             reading = set(filter(None, map(self._owner, crossing.readers)))
-            sending = set(filter(None, [self._owner(crossing.op)])) | op_to_copied[crossing.op]
+            sending = set(filter(None, [self._owner(crossing.op)])) | copied_by_op[crossing.op]
             for traffic in reading | sending:
                 pair = traffic.place(crossing.src), traffic.place(crossing.dst)
                 traffic.sources[pair].add(crossing.op)
@@ -207,7 +207,7 @@ class ExecutedStep:
         brought, because Grappler merges ops that compute the same, as in a sum and a mean of the
         same gradients.
         """
-        op_to_computation, constants = _computations(self._graph)
+        computation_by_op, constants = _computations(self._graph)
         for traffic in self.traffics:
             traffic.is_constant = True
         # Values are known by what computes them, because Grappler keeps one of several equal ops.
@@ -216,12 +216,12 @@ class ExecutedStep:
             owner = self._owner(self._prefix + op.name)
             if owner is None:
                 continue
-            if op_to_computation[op.name] not in constants:
+            if computation_by_op[op.name] not in constants:
                 owner.is_constant = False
             for tensor in op.inputs:
                 pair = owner.place(tensor.device), owner.place(op.device)
                 devices = owner.all_reduce.devices
-                computation = op_to_computation[tensor.op.name]
+                computation = computation_by_op[tensor.op.name]
                 value = computation, tensor.value_index, pair, devices
                 values_over[owner, pair].add(value)
         # What a full pair of copies brought is there, so that nobody needs it once more.
@@ -274,8 +274,8 @@ def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
 
     Ops that compute the same have the same number.
     """
-    op_to_number: Dict[str, int] = {}
-    key_to_number: Dict[Any, int] = {}
+    number_by_op: Dict[str, int] = {}
+    number_by_key: Dict[Any, int] = {}
     constants: Set[int] = set()
     for op in graph.get_operations():  # an op comes after its inputs' ops, but in loops
         is_single = op.op_def.is_stateful or op.type in _FED
@@ -288,13 +288,13 @@ def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
             definition.attr.pop("_class", None)  # the ops that share its device
             reads = []
             for tensor in op.inputs:
-                source = op_to_number.get(tensor.op.name, tensor.name)
+                source = number_by_op.get(tensor.op.name, tensor.name)
                 reads.append((source, tensor.value_index))
             key = definition.SerializeToString(deterministic=True), tuple(reads)
-        op_to_number[op.name] = key_to_number.setdefault(key, len(key_to_number))
+        number_by_op[op.name] = number_by_key.setdefault(key, len(number_by_key))
         # The shape of a Fill does not count, because Grappler drops zeros of any shape.
         inputs = op.inputs[1:] if op.type == "Fill" else op.inputs
-        are_constant = all(op_to_number.get(tensor.op.name) in constants for tensor in inputs)
+        are_constant = all(number_by_op.get(tensor.op.name) in constants for tensor in inputs)
         if not is_single and are_constant:
-            constants.add(op_to_number[op.name])
-    return op_to_number, constants
+            constants.add(number_by_op[op.name])
+    return number_by_op, constants

@@ -40,7 +40,7 @@ class Crossing(NamedTuple):
 def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:
     """Yield each tensor that crossed in one step. Control dependencies and fetches are left out."""
     # Note what is sent, and by which op: a _Recv does not know the op.
-    key_to_op: Dict[Tuple[str, str, str], str] = {}
+    op_by_key: Dict[Tuple[str, str, str], str] = {}
     for partition in partitions:
         nodes = {node.name: node for node in partition.node}
         for node in partition.node:
@@ -52,7 +52,7 @@ def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:
             # A control dependency crosses as a dummy constant that waits for the op.
             is_dependency = sent.op == "Const" and list(sent.input) == [f"^{op}"]
             if not is_dependency:
-                key_to_op[key] = op
+                op_by_key[key] = op
     for partition in partitions:
         # A _Retval is no reader, because it brings a result to the client.
         readers: Dict[str, Set[str]] = defaultdict(set)
@@ -62,10 +62,10 @@ def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:
                 readers[tensor.split(":")[0]].add(node.name)
         for node in partition.node:
             key = _rendezvous_key(node)
-            if node.op in _RECVS and key in key_to_op and node.name in readers:
+            if node.op in _RECVS and key in op_by_key and node.name in readers:
                 src, dst, _ = key
                 dtype = tf.as_dtype(node.attr["tensor_type"].type).name
-                yield Crossing(src, dst, key_to_op[key], frozenset(readers[node.name]), dtype)
+                yield Crossing(src, dst, op_by_key[key], frozenset(readers[node.name]), dtype)
 
 
 def _rendezvous_key(node: Any) -> Tuple[str, str, str]:

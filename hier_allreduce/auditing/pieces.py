@@ -210,11 +210,11 @@ def hops_in(schedule: Schedule) -> int:
 
 def links_in(copies: Iterable[TowerCopy]) -> List[Link]:
     """Return the links over which copies went."""
-    pair_to_copies: Dict[Tuple[int, int], List[TowerCopy]] = defaultdict(list)
+    copies_by_pair: Dict[Tuple[int, int], List[TowerCopy]] = defaultdict(list)
     for copy in copies:
-        pair_to_copies[copy.src, copy.dst].append(copy)
+        copies_by_pair[copy.src, copy.dst].append(copy)
     links = []
-    for (src, dst), of_pair in sorted(pair_to_copies.items()):
+    for (src, dst), of_pair in sorted(copies_by_pair.items()):
         ms = sum(copy.end - copy.begin for copy in of_pair)
         links.append(Link(src, dst, len(of_pair), sum(copy.bytes for copy in of_pair), ms))
     return links

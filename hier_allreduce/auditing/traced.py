@@ -60,18 +60,18 @@ class TracedStep:
                 check_devices(built)
                 self.all_reduces.append(built)
         self.devices = self._devices()
-        self._device_to_tower = {device: tower for tower, device in enumerate(self.devices)}
-        self._node_to_kind: Dict[str, str] = {}
+        self._tower_by_device = {device: tower for tower, device in enumerate(self.devices)}
+        self._kind_by_node: Dict[str, str] = {}
         self.gradients = self._classify_ours() if self.all_reduces else self._classify_others()
         # A copy's destination is the tower of its readers, because no node of a trace is the copy.
-        receive_to_readers: Dict[Tuple[str, int], List[str]] = {}
+        readers_by_receive: Dict[Tuple[str, int], List[str]] = {}
         for reader, node in trace.nodes.items():
             for read in node.inputs:
                 if read.receive:
-                    receive_to_readers.setdefault((read.node, read.receive), []).append(reader)
+                    readers_by_receive.setdefault((read.node, read.receive), []).append(reader)
         self.copies: List[TowerCopy] = []
         for copy in trace.copies:
-            readers = tuple(receive_to_readers.get((copy.node, copy.receive), ()))
+            readers = tuple(readers_by_receive.get((copy.node, copy.receive), ()))
             src = self.tower(copy.node)
             dst = self.tower(readers[0]) if readers else None
             if src is not None and dst is not None:
@@ -86,11 +86,11 @@ class TracedStep:
 
     def kind(self, node: str) -> str:
         """Return what a node is for."""
-        return self._node_to_kind.get(node, PASS)
+        return self._kind_by_node.get(node, PASS)
 
     def tower(self, node: str) -> Optional[int]:
         """Return the tower on whose device a node ran; None for other devices."""
-        return self._device_to_tower.get(self.trace.nodes[node].device)
+        return self._tower_by_device.get(self.trace.nodes[node].device)
 
     def tower_on(self, device: Any) -> int:
         """Return the tower on a device of an all-reduce; 0 if it did not run."""
@@ -110,14 +110,14 @@ class TracedStep:
             return sorted(towers, key=lambda device: device_fields(device).device_index or 0)
         # Small all-reduces, such as those of losses, may be of fewer towers than the gradients'.
         largest = max(self.all_reduces, key=lambda built: len(built.devices))
-        tower_to_device: Dict[int, str] = {}
+        device_by_tower: Dict[int, str] = {}
         for device in ran:
             tower = tower_at(device, largest.devices)
             if tower is not None:
-                tower_to_device.setdefault(tower, device)
-        if not tower_to_device:
+                device_by_tower.setdefault(tower, device)
+        if not device_by_tower:
             raise AuditError("no kernel ran on a tower's device; fetch the updates of the towers")
-        return [tower_to_device[tower] for tower in sorted(tower_to_device)]
+        return [device_by_tower[tower] for tower in sorted(device_by_tower)]
 
     # ---- kinds -----------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class TracedStep:
         before = reached(sums, self.trace.sources)
         after = reached(sums, self.trace.readers)
         # A node may be in several of these sets, of which the last one counts.
-        kinds = self._node_to_kind
+        kinds = self._kind_by_node
         kinds.update(dict.fromkeys(after, UPDATE))
         kinds.update({node: PACK if node in before else UNPACK for node in ours})
         kinds.update(dict.fromkeys(sums, SUM))
@@ -142,7 +142,7 @@ class TracedStep:
         needed = reached(updates, self.trace.sources)
         begun = {node for node in needed | updates if self._reads_another_tower(node)} - updates
         after = reached(begun, self.trace.readers)
-        kinds = self._node_to_kind
+        kinds = self._kind_by_node
         kinds.update(dict.fromkeys(begun | after, SUM))
         kinds.update(dict.fromkeys(updates, UPDATE))
         return reached(begun or updates, self.trace.sources) - begun - after - updates

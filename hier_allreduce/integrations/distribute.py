@@ -122,7 +122,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         average = reduce_op == tf.distribute.ReduceOp.MEAN
         mirrored: List[Any] = [None] * len(value_destination_pairs)
         # Values on the same devices go through one all-reduce, so that small ones share chunks.
-        devices_to_places: Dict[Tuple[str, ...], List[int]] = {}
+        places_by_devices: Dict[Tuple[str, ...], List[int]] = {}
         for place, (replicas, destinations) in enumerate(value_destination_pairs):
             devices = _devices(replicas, destinations, average)
             if devices is None:
@@ -130,8 +130,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                     reduce_op, replicas, destinations, *options
                 )
             else:
-                devices_to_places.setdefault(devices, []).append(place)
-        for devices, places in devices_to_places.items():
+                places_by_devices.setdefault(devices, []).append(place)
+        for devices, places in places_by_devices.items():
             pairs = [value_destination_pairs[place] for place in places]
             if self._baseline:
                 theirs = self._baseline.batch_reduce(reduce_op, pairs, *options)

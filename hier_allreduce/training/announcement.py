@@ -64,14 +64,14 @@ def announcement(optimizer: Any, update: Any, built_before: int) -> List[str]:
 
 def numbers_of(optimizer: Any) -> Dict[str, Any]:
     """Return the numbers among the attributes of an optimizer, and of those in its attributes."""
-    attribute_to_number: Dict[str, Any] = {}
+    number_by_attribute: Dict[str, Any] = {}
     for attribute, state in vars(optimizer).items():
         if isinstance(state, tf1.train.Optimizer):
             for inner, setting in numbers_of(state).items():
-                attribute_to_number[f"{attribute}.{inner}"] = setting
+                number_by_attribute[f"{attribute}.{inner}"] = setting
         elif isinstance(state, (bool, int, float)):
-            attribute_to_number[attribute] = state
-    return attribute_to_number
+            number_by_attribute[attribute] = state
+    return number_by_attribute
 
 
 def _settings(op: Any) -> Any:

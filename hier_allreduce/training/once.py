@@ -49,8 +49,8 @@ def update_once(
     grads = towers.reduce_on(0)
     reads = towers.reads([grads])
     # Arguments may list any tower's variables, because a program knows all of them.
-    id_to_own = {id(var): column[0] for column in zip(*variables) for var in column}
-    given = {key: _on_tower_0(value, id_to_own) for key, value in (arguments or {}).items()}
+    own_by_id = {id(var): column[0] for column in zip(*variables) for var in column}
+    given = {key: _on_tower_0(value, own_by_id) for key, value in (arguments or {}).items()}
     with tf1.device(towers.devices[0]), towers.scope(0), ops_of_update() as added:
         pairs = list(zip(grads, variables[0]))
         updated = optimizer.apply_gradients(pairs, **given)
@@ -100,20 +100,20 @@ def _copy_new_values(
     return reads.assign_copies(written, owners, copied, towers.devices)
 
 
-def _on_tower_0(argument: Any, id_to_own: Dict[int, Any]) -> Any:
+def _on_tower_0(argument: Any, own_by_id: Dict[int, Any]) -> Any:
     """Return an argument, or a container of them, with tower 0's variables for any tower's.
 
     Args:
         argument: one of the optimizer's ``apply_gradients``, or what it holds.
-        id_to_own: tower 0's replicas of all variables, by the ids of these.
+        own_by_id: tower 0's replicas of all variables, by the ids of these.
     """
     if isinstance(argument, dict):
         items = argument.items()
-        return {_on_tower_0(key, id_to_own): _on_tower_0(held, id_to_own) for key, held in items}
+        return {_on_tower_0(key, own_by_id): _on_tower_0(held, own_by_id) for key, held in items}
     # An iterator can be read once, so what it gives becomes a list.
     if isinstance(argument, (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)):
         argument = list(argument)
     if isinstance(argument, (list, tuple, set, frozenset)):
         make = getattr(argument, "_make", type(argument))  # of a namedtuple
-        return make([_on_tower_0(member, id_to_own) for member in argument])
-    return id_to_own.get(id(argument), argument)
+        return make([_on_tower_0(member, own_by_id) for member in argument])
+    return own_by_id.get(id(argument), argument)

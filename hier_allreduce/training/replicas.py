@@ -48,8 +48,8 @@ def note_replicas(replicas: ReplicatedVariables, devices: Sequence[Any]) -> None
 
 def distinct(replicas: ReplicatedVariables) -> ReplicatedVariables:
     """Return replicas, each once: several updates may have the same."""
-    id_to_column = {id(column[0]): column for column in zip(*replicas)}
-    return [list(variables) for variables in zip(*id_to_column.values())]
+    column_by_id = {id(column[0]): column for column in zip(*replicas)}
+    return [list(variables) for variables in zip(*column_by_id.values())]
 
 
 def replicas_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
@@ -66,8 +66,8 @@ def replicas_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> Repl
     tower_names = TowerNames([[*names, *earlier] for names, earlier in noted])
     towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in known]
     # A variable may be in both collections, and counts once.
-    id_to_variable = {id(var): var for var in tf1.global_variables() + tf1.local_variables()}
-    for var in id_to_variable.values():
+    variable_by_id = {id(var): var for var in tf1.global_variables() + tf1.local_variables()}
+    for var in variable_by_id.values():
         tower, name_on_0 = tower_names.find(var.op.name)
         is_private = tower == 0 and id(var) in local_ids
         if id(var) not in known_ids and not is_private:
@@ -149,8 +149,8 @@ _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K r
 
 def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
     """Return K rows of the names of replicas that updates in the current graph noted."""
-    devices_to_names = _noted.setdefault(outer_graph(), {})
-    names: List[List[str]] = devices_to_names.setdefault(tuple(devices), [[] for _ in devices])
+    names_by_devices = _noted.setdefault(outer_graph(), {})
+    names: List[List[str]] = names_by_devices.setdefault(tuple(devices), [[] for _ in devices])
     return names
 
 
@@ -175,11 +175,11 @@ class TowerNames:
 
     def __init__(self, names: Sequence[Sequence[str]]):
         # both to a tower, and to the name on tower 0
-        self._variable_to_copy: Dict[str, Tuple[int, str]] = {}
-        self._scope_to_copy: Dict[str, Tuple[int, str]] = {}
+        self._copy_by_variable: Dict[str, Tuple[int, str]] = {}
+        self._copy_by_scope: Dict[str, Tuple[int, str]] = {}
         for tower, names_there in enumerate(names):
             for variable, copy_on_0 in zip(names_there, names[0]):
-                self._variable_to_copy[variable] = tower, copy_on_0
+                self._copy_by_variable[variable] = tower, copy_on_0
                 if tower == 0:
                     continue
                 # The levels with which both names end are the variable's, so the others are scopes.
@@ -189,8 +189,8 @@ class TowerNames:
                     levels.pop()
                     levels_on_0.pop()
                 scope_on_0 = "/".join(levels_on_0)
-                self._scope_to_copy.setdefault("/".join(levels), (tower, scope_on_0))
-                self._scope_to_copy.setdefault(scope_on_0, (0, scope_on_0))
+                self._copy_by_scope.setdefault("/".join(levels), (tower, scope_on_0))
+                self._copy_by_scope.setdefault(scope_on_0, (0, scope_on_0))
 
     def find(self, variable: str) -> Tuple[int, str]:
         """Return the tower of a variable's name, and the name of its copy on tower 0."""
@@ -201,9 +201,9 @@ class TowerNames:
             # The longest beginning counts, because a variable's name may be another one's scope.
             for length in range(len(levels), 0, -1):
                 beginning = "/".join(levels[:length])
-                copy_on_0 = self._variable_to_copy.get(beginning)
+                copy_on_0 = self._copy_by_variable.get(beginning)
                 if copy_on_0 is None and tower is None and length < len(levels):
-                    copy_on_0 = self._scope_to_copy.get(beginning)
+                    copy_on_0 = self._copy_by_scope.get(beginning)
                 # A name belongs to one tower, so what it has of another tower's is a coincidence.
                 if copy_on_0 is not None and tower in (None, copy_on_0[0]):
                     tower = copy_on_0[0]

@@ -37,7 +37,7 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     variables = towers.variables
     _check_each_is_once(towers)
     # Updates of one graph share its devices, so each one counts the bytes of those before it.
-    shards: _Shards = _graph_to_shards.setdefault(outer_graph(), _Shards())
+    shards: _Shards = _shards_by_graph.setdefault(outer_graph(), _Shards())
     load = shards.load(optimizer, variables[0], towers.devices)
     layout = towers.lay_out(load)
     roots = layout.roots()
@@ -71,9 +71,9 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
 def _check_each_is_once(towers: Towers) -> None:
     """Check that no row has a variable twice."""
     for tower, variables in enumerate(towers.variables):
-        id_to_place: Dict[int, int] = {}
+        place_by_id: Dict[int, int] = {}
         for n, var in enumerate(variables):
-            if id_to_place.setdefault(id(var), n) != n:
+            if place_by_id.setdefault(id(var), n) != n:
                 raise HierAllreduceError(
                     f"{towers.place(tower, n)}: the variable is in this row twice, and two roots"
                     " would update it; add up its gradients, or use update='replicated'"
@@ -96,7 +96,7 @@ def _check_have_roots(
 
 # ---- names of slots ------------------------------------------------------------------------------
 
-_class_to_named: Dict[Any, Any] = {}  # classes that TensorFlow takes for a variable's class
+_named_by_class: Dict[Any, Any] = {}  # classes that TensorFlow takes for a variable's class
 
 
 class _Named:
@@ -120,11 +120,11 @@ class _Named:
 def _named_like(tower_0: Any, var: Any) -> Any:
     """Return ``var`` under the names of its copy on tower 0."""
     variable_class: Any = type(var)
-    if variable_class not in _class_to_named:
+    if variable_class not in _named_by_class:
         bases = (_Named, variable_class)
-        _class_to_named[variable_class] = type(f"Named{variable_class.__name__}", bases, {})
+        _named_by_class[variable_class] = type(f"Named{variable_class.__name__}", bases, {})
     # No constructor is called, because it would add a variable to the graph.
-    named: Any = object.__new__(_class_to_named[variable_class])
+    named: Any = object.__new__(_named_by_class[variable_class])
     vars(named).update(vars(var), _tower_0=tower_0, _save_slice_info=tower_0._save_slice_info)
     return named
 
@@ -158,4 +158,4 @@ class _Shards:
             self._bytes_by_device[layout.devices[root]] += load.variables[n]
 
 
-_graph_to_shards: WeakKeyDictionary = WeakKeyDictionary()
+_shards_by_graph: WeakKeyDictionary = WeakKeyDictionary()

@@ -141,20 +141,20 @@ def ops_of_update() -> Iterator[Set[Any]]:
 
 
 def check_slots(
-    optimizer: Any, n_to_variable: Dict[int, Any], tower: int, devices: Sequence[Any]
+    optimizer: Any, variable_by_n: Dict[int, Any], tower: int, devices: Sequence[Any]
 ) -> None:
     """Check that the slots which variables have are on the device that is to update these.
 
     Args:
         optimizer: the owner of the slots.
-        n_to_variable: variables by their place in the tower's row.
+        variable_by_n: variables by their place in the tower's row.
         tower: the one that is to update them.
         devices: K devices.
     """
     # Slots cannot move, because their values may be trained already.
     if not hasattr(optimizer, "_slots"):
         return  # a wrapper that does not call its base's constructor
-    for n, var in n_to_variable.items():
+    for n, var in variable_by_n.items():
         for slot_name in optimizer.get_slot_names():
             slot = optimizer.get_slot(var, slot_name)
             if slot is not None and slot.device != var.device:

@@ -49,10 +49,10 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
     rows = checked_pairs(towers.rows, devices)
     towers = towers._replace(rows=rows)
     _check_graph(towers)
-    id_to_tower: Dict[int, int] = {}
-    id_to_column: Dict[int, Any] = {}
+    tower_by_id: Dict[int, int] = {}
+    column_by_id: Dict[int, Any] = {}
     for column in zip(*earlier):
-        id_to_column.update({id(var): column for var in column})
+        column_by_id.update({id(var): column for var in column})
     for tower, pairs in enumerate(rows):
         for n, (grad, var) in enumerate(pairs):
             on_tower_0 = rows[0][n][1]
@@ -66,13 +66,13 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
                     " variable's dtype"
                 )
             # Each tower updates its variables, so that a shared one would be updated twice.
-            if id_to_tower.setdefault(id(var), tower) != tower:
+            if tower_by_id.setdefault(id(var), tower) != tower:
                 fault = (
-                    f"the same variable is in the row of {where(id_to_tower[id(var)], devices)};"
+                    f"the same variable is in the row of {where(tower_by_id[id(var)], devices)};"
                     f" give every tower a copy; {VAR_LIST_ADVICE}"
                 )
             # Replicas are known by their place, so that another order would mix up two variables.
-            known = id_to_column.get(id(var)) or id_to_column.get(id(on_tower_0))
+            known = column_by_id.get(id(var)) or column_by_id.get(id(on_tower_0))
             if known and not fault and (known[0] is not on_tower_0 or known[tower] is not var):
                 fault = (
                     f"it is listed as a copy of {on_tower_0.op.name!r}, but in an earlier"

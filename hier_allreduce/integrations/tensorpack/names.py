@@ -24,7 +24,7 @@ def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
     without_gradient = {var.op.name: (None, var) for var in tf1.trainable_variables()}
     completed: List[Pairs] = []
     # What no tower trains there stays out, and the check of the rows names it.
-    for scope, name_to_pair in zip(scopes, towers):
-        listed = [name_to_pair.get(name, without_gradient.get(scope + name)) for name in names]
+    for scope, pair_by_name in zip(scopes, towers):
+        listed = [pair_by_name.get(name, without_gradient.get(scope + name)) for name in names]
         completed.append([pair for pair in listed if pair])
     return completed
