@@ -171,10 +171,7 @@ def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
 def whole_number(written: Any, where: str) -> int:
     """Return a whole number of 0 or more. NumPy's integers are numbers, bools are not."""
     if not is_whole_number(written):
-        separator = "=" if where else ""
-        raise HierAllreduceError(
-            f"{where}{separator}{written!r}: expected a whole number of 0 or more"
-        )
+        raise HierAllreduceError(f"{where}={written!r}: expected a whole number of 0 or more")
     return operator.index(written)
 
 

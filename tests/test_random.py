@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hier_allreduce import Copy, HierAllreduceError, Reduce, Strategy, allreduce_grads
 from hier_allreduce.planning.algorithms import BY_NAME, in_groups, schedules_of
-from hier_allreduce.planning.plan import checked
+from hier_allreduce.planning.plan import check
 
 EXAMPLES = settings().max_examples
 SOAKS = EXAMPLES > 100  # with `make soak`; else few examples, for a quick run
@@ -169,7 +169,7 @@ def schedules(draw):
 @given(schedules())
 def test_schedules_of_all_algorithms_give_every_tower_each_contribution_once(drawn):
     towers, steps = drawn
-    assert (counted(steps, towers) == 1).all() and checked(steps, towers) == tuple(steps)
+    assert (counted(steps, towers) == 1).all() and check(steps, towers) == tuple(steps)
 
 
 @st.composite
@@ -202,7 +202,7 @@ def faults(draw):
 def test_the_check_lets_no_wrong_sum_pass(drawn):
     towers, steps = drawn
     try:
-        schedule = checked(steps, towers)
+        schedule = check(steps, towers)
     except HierAllreduceError:
         return
     assert (counted(schedule, towers) == 1).all()

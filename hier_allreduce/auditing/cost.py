@@ -16,6 +16,7 @@ from typing import Any, DefaultDict, NamedTuple, Optional, Sequence, Tuple, Unio
 from ..compat import tf1
 from ..errors import AuditError
 from ..formatting import amount, count, rate, table
+from ..graph.devices import is_gpu
 from ..graph.record import AllReduce, recorded_in
 from . import picture
 from .gaps import COPIES, PROCESSOR, Gaps
@@ -41,7 +42,6 @@ class Cost(NamedTuple):
     """What one step cost. ``print`` it, or its ``summary``.
 
     Attributes:
-        step: ms from the step's first kernel to the end of the last one.
         towers: K towers.
         chunks: of this package's all-reduces, in the order in which they are ready.
         links: pairs of towers with copies.
@@ -51,7 +51,6 @@ class Cost(NamedTuple):
         bars: kernels and copies, for the picture.
     """
 
-    step: float
     towers: Tuple[TowerTimes, ...]
     chunks: Tuple[ChunkTimes, ...]
     links: Tuple[Link, ...]
@@ -63,6 +62,11 @@ class Cost(NamedTuple):
     def last(self) -> TowerTimes:
         """The tower that ends last."""
         return max(self.towers, key=lambda tower: tower.end)
+
+    @property
+    def step(self) -> float:
+        """The ms from the step's first kernel to the end of the last one."""
+        return self.last.end
 
     @property
     def summary(self) -> str:
@@ -87,7 +91,7 @@ class Cost(NamedTuple):
             place = self.towers[busiest].place
             clauses.append(f"busiest sender {place}: {ms_by_src[busiest]:.1f} ms")
         # On a CPU device nobody launches kernels, so that there is no lead.
-        if "GPU:" in last_tower.device:
+        if is_gpu(last_tower.device):
             clauses.append(f"the processor was {self.processor_ahead:.1f} ms ahead")
         line = "; ".join(clauses)
         return f"{line}. {self.remedy}" if self.remedy else line
@@ -126,7 +130,7 @@ class Cost(NamedTuple):
         del fields["bars"]
         for field in ("towers", "chunks", "links"):
             fields[field] = [piece._asdict() for piece in fields[field]]
-        return json.dumps({"summary": self.summary, **fields}, indent=1)
+        return json.dumps({"summary": self.summary, "step": self.step, **fields}, indent=1)
 
     def draw(self, path: Union[str, Path]) -> None:
         """Draw each tower's kernels and copies over time into a .png, .svg or .pdf.
@@ -202,7 +206,6 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
     # The tower that ends last tells what the step waited for.
     ends_last = max(range(len(towers)), key=lambda tower: towers[tower].end)
     return Cost(
-        towers[ends_last].end,
         tuple(towers),
         tuple(chunks),
         tuple(links),

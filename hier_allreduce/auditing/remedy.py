@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from statistics import median
-from typing import DefaultDict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from ..formatting import rate, rounded
+from ..graph.devices import is_gpu
 from .gaps import COPIES, PROCESSOR, Segment
 from .pieces import ChunkTimes, Link, TowerTimes
 from .traced import PACK, SUM, UNPACK, UPDATE, TowerCopy
 
 # A remedy must be worth this fraction of a step.
-_LEAST = 0.03
+_LEAST_GAIN = 0.03
 # A link is slow below this fraction of the other links' median speed.
 _SLOW = 0.5
 
@@ -48,10 +48,10 @@ def remedy_for(
     remedies = [
         *_slow_link(links, copies, waits, places),
         *_one_root(chunks, copies, waits, places),
-        *_processor(towers[ends_last], segments),
+        *_processor(towers[ends_last]),
     ]
     best = max(remedies, key=lambda remedy: remedy.ms, default=None)
-    return best.text if best is not None and best.ms >= _LEAST * towers[ends_last].end else ""
+    return best.text if best is not None and best.ms >= _LEAST_GAIN * towers[ends_last].end else ""
 
 
 def _slow_link(
@@ -97,19 +97,15 @@ def _one_root(
     )
 
 
-def _processor(last_tower: TowerTimes, segments: Sequence[Segment]) -> Iterator[Remedy]:
+def _processor(last_tower: TowerTimes) -> Iterator[Remedy]:
     """Yield remedies for the time in which the last tower, a GPU, waited for the processor."""
-    if "GPU:" not in last_tower.device:  # the threads of a CPU device are the processor
+    if not is_gpu(last_tower.device):  # the threads of a CPU device are the processor
         return
-    late: DefaultDict[str, float] = defaultdict(float)
-    early = 0.0
-    for segment in segments:
-        if segment.reason == PROCESSOR and segment.begin >= last_tower.pass_end:
-            late[segment.kind] += segment.ms
-        elif segment.reason == PROCESSOR:
-            early += segment.ms
+    early = last_tower.gaps.get(PROCESSOR, 0.0)
+    late = last_tower.processor_after
     # Each wait has a sentence of its own, because each has another cure.
-    of_chunks = sum(late[kind] for kind in (PACK, SUM, UNPACK))
+    of_chunks = sum(late.get(kind, 0.0) for kind in (PACK, SUM, UNPACK))
+    of_updates = late.get(UPDATE, 0.0)
     yield Remedy(
         f"The pass waited {rounded(early)} ms for the processor, which launches its kernels too"
         " late: fewer or larger ops in the model help, another all-reduce does not",
@@ -120,10 +116,10 @@ def _processor(last_tower: TowerTimes, segments: Sequence[Segment]) -> Iterator[
         of_chunks,
     )
     yield Remedy(
-        f"The updates waited {rounded(late[UPDATE])} ms for the processor, which launches"
+        f"The updates waited {rounded(of_updates)} ms for the processor, which launches"
         f" {last_tower.updates_after} of them after the pass: fewer variables, or fewer ops in an"
         " update, help",
-        late[UPDATE],
+        of_updates,
     )
 
 

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any, Container, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..errors import AuditError
+from ..graph.devices import is_gpu
 
 _LABEL = re.compile(r"(?:\[.*?\] )?\S+ = (\w+)\((.*)\)$", re.DOTALL)
 _STREAM = re.compile(r"(?:.*/)?device:GPU:\d+/stream:\d+(?:<.*>)?$", re.IGNORECASE)
@@ -139,7 +140,7 @@ class Trace:
         self._check_streams()
         # On a CPU device a node is its own kernel, because its thread computes it.
         for node_name, node in self.nodes.items():
-            if "GPU:" not in node.device:
+            if not is_gpu(node.device):
                 self.kernels[node.device].append(Kernel(node_name, node.start, node.end))
         for kernels in self.kernels.values():
             kernels.sort(key=lambda kernel: kernel.begin)
@@ -147,7 +148,7 @@ class Trace:
 
     def _check_streams(self) -> None:
         # Without streams a GPU's time is unknown, because the processor only knows its launches.
-        on_gpus = {node.device for node in self.nodes.values() if "GPU:" in node.device}
+        on_gpus = {node.device for node in self.nodes.values() if is_gpu(node.device)}
         if on_gpus and not self.kernels:
             raise AuditError(
                 f"the trace has the launches for {min(on_gpus)}, but no stream of a GPU: run the"

@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import AuditError
-from ..graph.devices import device_fields, devices_match
+from ..graph.devices import device_fields, devices_match, is_gpu
 from ..graph.record import AllReduce
 from .executed import check_devices, tower_at
 from .trace import Trace, reached
@@ -106,7 +106,7 @@ class TracedStep:
         ran = sorted(device for device, kernels in self.trace.kernels.items() if kernels)
         if not self.all_reduces:
             # Without a record of ours all GPUs are towers, and CPU devices if there are none.
-            towers = [device for device in ran if "GPU:" in device] or ran
+            towers = [device for device in ran if is_gpu(device)] or ran
             return sorted(towers, key=lambda device: device_fields(device).device_index or 0)
         # Small all-reduces, such as those of losses, may be of fewer towers than the gradients'.
         largest = max(self.all_reduces, key=lambda built: len(built.devices))

@@ -106,12 +106,8 @@ class SharedOps:
         ]
         lines.append(f"communication: {self._communication}")
         lines += [f"{key}: {setting}" for key, setting in settings.items()]
-        self._note(f"all-reduce ({name})", lines)
+        self.note(f"all-reduce ({name})", lines)
         self._last_over_nccl = {}
-
-    def announce_update(self, lines: Sequence[str]) -> None:
-        """Note what an update is, in lines that all hosts must have."""
-        self._note("update", lines)
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         """Return the sum of the tensors that all hosts give in this place of their programs.
@@ -186,7 +182,7 @@ class SharedOps:
                 )
         # Variables are sent in the order of their names, because hosts may list them in any.
         lines = [f"variables: {line_by_name[sent]}" for sent in sorted(line_by_name)]
-        self._note("broadcast", lines)
+        self.note("broadcast", lines)
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         with tf1.name_scope("broadcast"):
             sent = [
@@ -201,8 +197,8 @@ class SharedOps:
         self._built += 1
         return FIRST_IN_GRAPHS + self._built - 1
 
-    def _note(self, operation: str, lines: Sequence[str]) -> None:
-        """Note in the graph which collectives are about to be built."""
+    def note(self, operation: str, lines: Sequence[str]) -> None:
+        """Note in the graph what is about to be built, in lines that all hosts must have."""
         graph = tf1.get_default_graph()
         # New numbers come after those in the graph, because an imported graph has collectives of an
         # earlier process, and TensorFlow would join equal numbers.

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, List, NoReturn, Tuple
@@ -57,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             HierAllreduceError: an argument is unknown; the message names the nearest option.
         """
-        given = sys.argv[1:] if args is None else list(args)
+        given = list(args)
         # The program's own arguments look like options, so argparse must not see them.
         end = given.index("--") if self.takes_program and "--" in given else len(given)
         for argument in given[:end]:

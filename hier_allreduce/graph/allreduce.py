@@ -176,13 +176,14 @@ def allreduce_grads_and_vars(
     check_existence(devices)
     strategy = strategy_from(strategy)
     pairs = checked_pairs(all_grads_and_vars, devices)  # K × N pairs
-    grads = [grads_in(row) for row in pairs]  # K × N
-    names = variable_names(pairs, devices)  # N
+    grads = list(map(grads_in, pairs))  # K × N
+    variables = list(map(variables_in, pairs))  # K × N
+    names = variable_names(variables, devices)  # N
     layout = checked_layout(grads, devices, average, strategy, cluster, names)
     # With one tower the program races no more than without this package, so it gets no warning.
     # It comes before the ops, because a program may turn warnings into errors.
     if len(devices) > 1:
-        warn_of_references(variables_in(pairs[0]))
+        warn_of_references(variables[0])
     reduced = add_ops(layout, name)  # K × N
     reduced_pairs = []
     for row, new_grads in zip(pairs, reduced):
@@ -318,7 +319,7 @@ def sums_only(layout: Layout) -> Layout:
 
 
 def sums_on(layout: Layout, tower: int) -> Layout:
-    """Return a layout whose results are complete on one tower only."""
+    """Return a layout whose results are on one tower, and on those on the way to it."""
     return layout.with_steps(lambda steps: sums_to(steps, tower))
 
 

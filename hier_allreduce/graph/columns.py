@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -22,7 +21,7 @@ import tensorflow as tf
 from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..configs import check_keys
-from ..errors import ClusterError, HierAllreduceError
+from ..errors import ClusterError, HierAllreduceError, warn
 from ..formatting import count
 from ..planning.strategy import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
@@ -34,7 +33,7 @@ VAR_LIST_ADVICE = (
 )
 
 Rows = Tuple[Tuple[Any, ...], ...]  # K × N
-Place = Callable[[int], str]  # a tower's words at the beginning of an error
+Where = Callable[[int], str]  # a tower's words at the beginning of an error
 
 # Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them.
 # A dtype without AddN can be added only in pairs. Not even a chain of pairs helps, because
@@ -61,6 +60,16 @@ class Column(NamedTuple):
     dtype: str
     shape: tf.TensorShape
     is_sparse: bool
+
+    @property
+    def present(self) -> List[Any]:
+        """The gradients of the towers that have one."""
+        return [grad for grad in self.grads if grad is not None]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the shape of each gradient is known before the step runs."""
+        return all(static_shape(grad).is_fully_defined() for grad in self.present)
 
 
 def column_of(
@@ -105,14 +114,13 @@ def column_of(
 
 def has_rows_only(column: Column) -> bool:
     """Return whether all gradients, at least one, are ``tf.IndexedSlices``."""
-    present = [grad for grad in column.grads if grad is not None]
+    present = column.present
     return bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
 
 
 def row_counts(column: Column) -> List[Optional[int]]:
     """Return the number of rows in each sparse gradient; None where only the step will know."""
-    present = [grad for grad in column.grads if grad is not None]
-    return [grad.values.shape[:1].num_elements() for grad in present]
+    return [grad.values.shape[:1].num_elements() for grad in column.present]
 
 
 def itemsize_of(dtype: str, wire: Optional[str]) -> int:
@@ -289,7 +297,7 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
             home_is_mixed = any(var_home != home for var_home in homes[home])
             is_shared = any(var is home_var for home_var in rows[home])
             if home_is_mixed and not is_shared:
-                place = where(tower, devices, variable, list(map(name_of, row)))
+                place = where(tower, devices, variable, name_of(var))
                 raise HierAllreduceError(
                     f"{place}: the variable is on {var.device}, tower {home}'s device; give one row"
                     " for each tower, in the order of the devices: rows[tower][variable]"
@@ -297,19 +305,18 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
 
 
 def warn_of_references(variables: Sequence[Any]) -> None:
-    """Warn the caller's caller of reference variables, whose reads race with updates."""
+    """Warn of reference variables, whose reads race with updates."""
     references = []
     for var in variables:
         if isinstance(var, tf1.Variable) and not is_resource(var):
             references.append(var.op.name)
     if references:
-        warnings.warn(
+        warn(
             f"{len(references)} of {len(variables)} trained variables are reference variables, the"
             f" first is {references[0]!r}: an update may overwrite one while a gradient still reads"
             " it, and training then goes wrong; call tf.compat.v1.enable_resource_variables()"
             " before the model is built, or create them with use_resource=True (tf_cnn_benchmarks:"
-            " --use_resource_vars=True)",
-            stacklevel=4,  # without_autograph is in between
+            " --use_resource_vars=True)"
         )
 
 
@@ -339,7 +346,7 @@ def checked_columns(
     on_gpus = any_on_gpu(devices)
     columns = []
     for variable, grads in enumerate(zip(*rows)):
-        place = partial(where, devices=devices, variable=variable, names=names)
+        place = partial(where, devices=devices, variable=variable, name=names[variable])
         column = _checked_column(names[variable], grads, average, strategy, place)
         # Slices that become dense must tell their variable's height, because nothing else does.
         slices = {k: grad for k, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
@@ -358,7 +365,7 @@ def checked_columns(
 
 
 def _checked_column(
-    name: str, grads: Sequence[Any], average: bool, strategy: Strategy, place: Place
+    name: str, grads: Sequence[Any], average: bool, strategy: Strategy, place: Where
 ) -> Column:
     """Return a column whose gradients can be added up by the user's choices."""
     grad_by_tower = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
@@ -435,11 +442,9 @@ def _fault_on_gpus(column: Column) -> str:
     if column.dtype not in _FEW_GPU_KERNELS or (column.is_sparse and len(column.grads) == 1):
         return ""
     # Two tensors are added by tf.add, but only where their shape is known.
-    present = [grad for grad in column.grads if grad is not None]
-    is_known = all(static_shape(grad).is_fully_defined() for grad in present)
-    fewest = 2 if is_known and column.dtype not in DTYPES_WITHOUT_ADD else 1
+    fewest = 2 if column.is_known and column.dtype not in DTYPES_WITHOUT_ADD else 1
     if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > fewest:
-        unknown = "" if is_known else ", in a shape that is known only when the step runs,"
+        unknown = "" if column.is_known else ", in a shape that is known only when the step runs,"
         return (
             f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')}{unknown} on"
             " CPU devices only; cast it to int32 or int64"
@@ -453,7 +458,7 @@ def _fault_on_gpus(column: Column) -> str:
 
 
 def _check_equal(
-    attribute: str, attribute_by_tower: Dict[int, Any], advice: str, place: Place
+    attribute: str, attribute_by_tower: Dict[int, Any], advice: str, place: Where
 ) -> None:
     """Check that all towers have one dtype, or shape; an error names the first uncommon one."""
     counts = Counter(map(str, attribute_by_tower.values()))

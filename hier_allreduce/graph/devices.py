@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import builds_for_session, devices_of_eager_calls
-from ..errors import HierAllreduceError
+from ..errors import HierAllreduceError, warn
 from ..formatting import count
 
 _EXPECTED = (
@@ -105,15 +104,14 @@ def check_existence(
 
 
 def _warn_of_shared(devices: Sequence[Any]) -> None:
-    """Warn the caller's caller of towers on one device, which gain nothing."""
+    """Warn of towers on one device, which gain nothing."""
     # A job or a device function says nothing about the device itself.
     known = [device for device in devices if _type_of(device)]
     for device in dict.fromkeys(known):
         if known.count(device) > 1:
-            warnings.warn(
+            warn(
                 f"{count(known.count(device), 'tower')} are on one device, {device}, and wait for"
-                " each other; name another device for each tower",
-                stacklevel=5,  # without_autograph is in between
+                " each other; name another device for each tower"
             )
 
 
@@ -155,9 +153,14 @@ def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     return True
 
 
+def is_gpu(device: Any) -> bool:
+    """Return whether a device is known to be a GPU."""
+    return _type_of(device) == "GPU"
+
+
 def any_on_gpu(devices: Sequence[Any]) -> bool:
     """Return whether some device is known to be a GPU."""
-    return any(_type_of(device) == "GPU" for device in devices)
+    return any(map(is_gpu, devices))
 
 
 def all_on_cpu(devices: Sequence[Any]) -> bool:
@@ -177,10 +180,15 @@ def session_with(devices: Sequence[Any], hosts: int) -> str:
     if hosts > 1:
         return "cluster.session()"
     # A session has one CPU device unless it asks for more, but all GPUs.
+    needed = cpus_named_by(devices)
+    return f'a session with device_count={{"CPU": {needed}}}' if needed > 1 else ""
+
+
+def cpus_named_by(devices: Sequence[Any]) -> int:
+    """Return how many CPU devices this process needs to have all that K towers name."""
     cpus = []
     for device in devices:
         fields = device_fields(device if isinstance(device, str) else "")
         if fields.job is None and fields.device_type == "CPU":
-            cpus.append(fields.device_index or 0)
-    needed = max(cpus, default=0) + 1
-    return f'a session with device_count={{"CPU": {needed}}}' if needed > 1 else ""
+            cpus.append((fields.device_index or 0) + 1)
+    return max(cpus, default=0)

@@ -25,7 +25,7 @@ from ..planning.chunks import Chunk, GradientSize, Load, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
 from ..planning.strategy import Strategy, plan_for
-from .columns import Column, bytes_of_row, itemsize_of, row_counts, static_shape
+from .columns import Column, bytes_of_row, itemsize_of, row_counts
 from .devices import all_on_cpu
 from .lead import takes_edges
 from .names import op_names
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..cluster import Cluster
 
 # Only these dtypes are packed, because concat has GPU kernels for them.
-_PACKED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_PACKABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 # A chunk of an update that is spread over the roots has at least so many bytes, because smaller
 # ones would cost more than they save.
 _LEAST_SHARE = 1 << 18
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
 
     def roots(self) -> Dict[int, int]:
         """Return the tower that has each variable's sum first; all gradients must be whole."""
-        return {span.number: chunk.root for chunk in self.chunks for span in chunk.ranges}
+        return {span.gradient: chunk.root for chunk in self.chunks for span in chunk.ranges}
 
     def with_steps(self, steps_of: Callable[[Schedule], Schedule]) -> Layout:
         """Return a layout whose chunks take other steps, which a function makes of theirs."""
@@ -156,9 +156,7 @@ def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
             return GradientSize(None, itemsize, column.dtype, packable=False)
         row_bytes = bytes_of_row(column, itemsize)
         return GradientSize(sum(known), row_bytes, column.dtype, packable=False)
-    present = [grad for grad in column.grads if grad is not None]
-    are_known = all(static_shape(grad).is_fully_defined() for grad in present)
     elements = None
-    if are_known and column.shape.is_fully_defined():
+    if column.is_known and column.shape.is_fully_defined():
         elements = column.shape.num_elements()
-    return GradientSize(elements, itemsize, column.dtype, column.dtype in _PACKED)
+    return GradientSize(elements, itemsize, column.dtype, column.dtype in _PACKABLE)

@@ -17,14 +17,14 @@ Numbers = Tuple[Tuple[int, ...], ...]  # in each level of a name
 
 
 def where(
-    tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()
+    tower: int, devices: Sequence[Any], variable: Optional[int] = None, name: str = ""
 ) -> str:
     """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``, which begins an error message."""
     place = f"tower {tower} ({devices[tower]})"
     if variable is None:
         return place
     place = f"{place}, variable {variable}"
-    return f"{place} ({names[variable]!r})" if names else place
+    return f"{place} ({name!r})" if name else place
 
 
 def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
@@ -51,15 +51,12 @@ def check_scope(scope: str) -> None:
         )
 
 
-def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> List[str]:
-    """Return the N names of K×N (gradient, variable) pairs, without the towers' scopes.
+def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -> List[str]:
+    """Return the N names of K×N variables, without the towers' scopes.
 
     Raises:
         HierAllreduceError: the towers list the same variables in different orders.
     """
-    variables = []
-    for row in pairs:
-        variables.append([var for _, var in row])
     rows = names_within_towers(variables)
     # Ranks are compared too, because TensorFlow numbers the variables of towers without scopes:
     # w/kernel and w_1/kernel.
@@ -69,11 +66,11 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
         for tower, row in enumerate(compared):
             if row == of_tower_0 or sorted(row) != sorted(of_tower_0):
                 continue
-            differing = [n for n, compared_name in enumerate(row) if compared_name != of_tower_0[n]]
-            place = where(tower, devices, differing[0], rows[tower])
+            first = next(n for n, of_row in enumerate(row) if of_row != of_tower_0[n])
+            place = where(tower, devices, first, rows[tower][first])
             raise HierAllreduceError(
-                f"{place}: tower 0 has {rows[0][differing[0]]!r} there; list the variables in one"
-                " order on every tower"
+                f"{place}: tower 0 has {rows[0][first]!r} there; list the variables in one order on"
+                " every tower"
             )
     return rows[0]
 

@@ -26,7 +26,7 @@ class Packing:
         self._ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
         for chunk in layout.chunks:
             for span in chunk.ranges:
-                self._ranges[span.number].append(span)
+                self._ranges[span.gradient].append(span)
         for ranges in self._ranges:
             ranges.sort()
 

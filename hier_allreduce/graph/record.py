@@ -84,7 +84,7 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         return
     sent: List[SentTensor] = []
     for chunk, at_towers in zip(layout.chunks, zip(*packed)):
-        columns = [layout.columns[span.number] for span in chunk.ranges]
+        columns = [layout.columns[span.gradient] for span in chunk.ranges]
         variables = tuple(column.name for column in columns)
         # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is
         # copied as it is.

@@ -29,7 +29,7 @@ from itertools import chain
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from .plan import Copy, Reduce, Schedule, Step, checked, copies_in, root_of, sums_in
+from .plan import Copy, Reduce, Schedule, Step, check, copies_in, root_of, sums_in
 
 Algorithm = Callable[[int, int], Iterable[Step]]
 Groups = Tuple[Tuple[int, ...], ...]
@@ -234,7 +234,7 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
     for chunk in range(towers):
         # A user's function may raise anything, and its users shall learn which call failed.
         try:
-            schedules.append(checked(algorithm(towers, chunk), towers))
+            schedules.append(check(algorithm(towers, chunk), towers))
         except Exception as cause:
             is_ours = isinstance(cause, HierAllreduceError)
             error = "" if is_ours else f"{type(cause).__name__}: "

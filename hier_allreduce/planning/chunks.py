@@ -19,9 +19,9 @@ ALIGNMENT = 64
 # The last packed chunks are smaller, since no backward pass overlaps with the last one: each has at
 # most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one copy.
 _OF_REST = 4
-_LEAST = 256 << 10
+_LEAST_PACK = 256 << 10
 # Gradients below this part of a chunk are packed, because two of them or more then fit into one.
-_PACKED = 0.4
+_PACKED_SHARE = 0.4
 
 
 class GradientSize(NamedTuple):
@@ -47,12 +47,12 @@ class GradientSize(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Elements ``start:stop`` of gradient ``number``, flattened.
+    """Elements ``start:stop`` of a gradient, given by its place in a row, flattened.
 
     With ``stop`` None it is the whole gradient, in its shape.
     """
 
-    number: int
+    gradient: int
     start: int
     stop: Optional[int]
 
@@ -79,8 +79,8 @@ class Chunk(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The number of its first gradient."""
-        return self.ranges[0].number
+        """The place of its first gradient in a row."""
+        return self.ranges[0].gradient
 
     @property
     def root(self) -> int:
@@ -117,7 +117,7 @@ def chunks_of(
     """
     if not chunk_bytes:
         return [_alone(n, gradient) for n, gradient in enumerate(gradients)]
-    small = _PACKED * chunk_bytes if pack_below is None else pack_below
+    small = _PACKED_SHARE * chunk_bytes if pack_below is None else pack_below
     packs: List[List[int]] = []  # numbers of the gradients that share a chunk
     open_packs: Dict[str, List[int]] = {}  # the pack of each dtype that has room
     room_by_dtype: Dict[str, int] = {}  # bytes that fit into it
@@ -132,7 +132,7 @@ def chunks_of(
         if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
             open_packs[gradient.dtype] = []
             packs.append(open_packs[gradient.dtype])
-            late = max(_LEAST, still_to_come[n] // _OF_REST)
+            late = max(_LEAST_PACK, still_to_come[n] // _OF_REST)
             room_by_dtype[gradient.dtype] = chunk_bytes if pack_below else min(chunk_bytes, late)
         open_packs[gradient.dtype].append(n)
         room_by_dtype[gradient.dtype] -= gradient.bytes

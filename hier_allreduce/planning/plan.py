@@ -208,21 +208,6 @@ class _Counting(ChunkOps[FrozenSet[int]]):
         return at_src
 
 
-def check(steps: Iterable[Step], towers: int) -> None:
-    """Check that after a chunk's steps each tower has the gradient of each tower exactly once.
-
-    ::
-
-        check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
-
-    Raises:
-        HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies
-            something else; or a tower does not get the sum, or gets it twice. The message names
-            the step, or the towers.
-    """
-    checked(steps, towers)
-
-
 def _checked_step(step: Any, towers: int) -> Step:
     """Return a step whose towers are plain whole numbers, because a user may give NumPy's."""
     if not isinstance(step, (Reduce, Copy)):
@@ -240,11 +225,20 @@ def _checked_step(step: Any, towers: int) -> Step:
     return Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst)
 
 
-def checked(steps: Iterable[Step], towers: int) -> Schedule:
-    """Return the schedule of a chunk's steps; raises the errors of :func:`check`.
+def check(steps: Iterable[Step], towers: int) -> Schedule:
+    """Check that after a chunk's steps each tower has the gradient of each tower exactly once.
 
-    >>> checked([Reduce((1,), 0), Copy(0, 1)], towers=2)
-    (Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1))
+    ::
+
+        check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
+
+    Returns:
+        The steps, as a tuple.
+
+    Raises:
+        HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies
+            something else; or a tower does not get the sum, or gets it twice. The message names
+            the step, or the towers.
     """
     if not is_whole_number(towers) or towers < 1:
         raise HierAllreduceError(f"towers={towers!r}: expected a whole number of 1 or more")

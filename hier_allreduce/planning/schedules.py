@@ -55,7 +55,7 @@ def _spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule], load: Load) 
     uses_by_schedule = dict.fromkeys(sorted(schedules, key=root_of), 0)
     sizes = []  # of each chunk, in bytes of its variables
     for chunk in chunks:
-        sizes.append(sum(load.variables[span.number] for span in chunk.ranges))
+        sizes.append(sum(load.variables[span.gradient] for span in chunk.ranges))
 
     # Among roots with equal bytes the least used one is taken, since variables may have no bytes.
     def cost(schedule: Schedule) -> Tuple[int, int]:

@@ -96,7 +96,7 @@ class Strategy:
             groups = []
             try:
                 for group in self.groups:
-                    groups.append(tuple(configs.whole_number(tower, "") for tower in group))
+                    groups.append(tuple(configs.whole_number(tower, "groups") for tower in group))
             except (TypeError, HierAllreduceError):
                 expected = "tuples of towers: ((0, 1), (2, 3))"
                 raise HierAllreduceError(f"groups={self.groups!r}: expected {expected}") from None

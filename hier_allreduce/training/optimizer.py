@@ -200,7 +200,7 @@ class TowerOptimizer:
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
         towers = Towers(tower_grads_and_vars, self.devices, self._options)
-        op, replicas = update_towers(self._optimizer, towers, global_step, arguments, earlier)
+        op, replicas = update_towers(self._optimizer, towers, given, earlier)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import (
     Any,
     Callable,
@@ -21,10 +20,10 @@ from typing import (
 import tensorflow as tf
 
 from ..compat import has_gpu_kernel, slots_in_any_scope, tf1
-from ..errors import HierAllreduceError
+from ..errors import HierAllreduceError, warn
 from ..graph import add_ops, checked_layout, sums_on, sums_only
 from ..graph.columns import dtype_of, fits, grads_in, variables_in
-from ..graph.devices import device_fields
+from ..graph.devices import is_gpu
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning.chunks import Load
@@ -65,13 +64,12 @@ class Towers(NamedTuple):
 
     def place(self, tower: int, n: int) -> str:
         """Return ``tower 3 (/gpu:3), variable 5 ('tower3/w')``, which begins an error message."""
-        names = [var.op.name for _, var in self.rows[tower]]
-        return where(tower, self.devices, n, names)
+        return where(tower, self.devices, n, self.rows[tower][n][1].op.name)
 
     def lay_out(self, load: Optional[Load] = None) -> Layout:
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
         options = self.options.average, self.options.strategy, self.options.cluster
-        names = variable_names(self.rows, self.devices)
+        names = variable_names(self.variables, self.devices)
         return checked_layout(self.grads, self.devices, *options, names, load)
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
@@ -159,10 +157,10 @@ def check_slots(
             slot = optimizer.get_slot(var, slot_name)
             if slot is not None and slot.device != var.device:
                 raise HierAllreduceError(
-                    f"{where(tower, devices)}, variable {n} ({var.op.name!r}): this tower would"
-                    f" update it, and an earlier apply_gradients made its slots on {slot.device};"
-                    " choose the same update= for both and, if it is 'sharded', Strategy(main=0);"
-                    " or give each loss a TowerOptimizer with another optimizer"
+                    f"{where(tower, devices, n, var.op.name)}: this tower would update it, and an"
+                    f" earlier apply_gradients made its slots on {slot.device}; choose the same"
+                    " update= for both and, if it is 'sharded', Strategy(main=0); or give each loss"
+                    " a TowerOptimizer with another optimizer"
                 )
 
 
@@ -171,7 +169,7 @@ def warn_of_moved_updates(optimizer: Any, variables: Sequence[Any], added: Set[A
     optimizer_class = type(optimizer).__name__
     for var in variables:
         for op in writers_of(var, added):
-            if device_fields(op.device).device_type != "GPU" or has_gpu_kernel(op):
+            if not is_gpu(op.device) or has_gpu_kernel(op):
                 continue
             advice = "use another optimizer"
             if "Sparse" in op.type:
@@ -181,10 +179,9 @@ def warn_of_moved_updates(optimizer: Any, variables: Sequence[Any], added: Set[A
                     " rows that it did not read"
                 )
             # One variable is named, because the advice is the same for all of them.
-            warnings.warn(
+            warn(
                 f"{optimizer_class}: TensorFlow has no GPU kernel of {op.type}, which updates"
                 f" {var.op.name!r}. With allow_soft_placement=True it keeps the variable on the CPU"
-                f" and says nothing, else the session fails; {advice}",
-                stacklevel=6,  # the call of apply_gradients
+                f" and says nothing, else the session fails; {advice}"
             )
             return

@@ -129,7 +129,6 @@ def _why_once(optimizer: Any, towers: Towers) -> str:
 def update_towers(
     optimizer: Any,
     towers: Towers,
-    global_step: Any = None,
     arguments: Optional[Dict[str, Any]] = None,
     earlier: Sequence[Sequence[Any]] = (),
 ) -> Tuple[Any, ReplicatedVariables]:
@@ -143,8 +142,8 @@ def update_towers(
     Args:
         optimizer: a ``tf.compat.v1.train.Optimizer``.
         towers: their gradients and variables; they are checked here, for every update.
-        global_step: a variable that is one more after the update.
-        arguments: more arguments of the optimizer's ``apply_gradients``.
+        arguments: those of the optimizer's ``apply_gradients`` beside the pairs. Its
+            ``global_step`` is one more after the update.
         earlier: K rows of the replicas of earlier updates in this graph.
 
     Raises:
@@ -169,23 +168,21 @@ def update_towers(
         )
 
     # Update, and count the step. Once, the optimizer itself counts, as on one device.
+    arguments = arguments or {}
     built_before = len(tf1.get_default_graph().get_operations())
     if update == "once":
-        given = dict(arguments or {})
-        if global_step is not None:
-            given["global_step"] = global_step
-        op, replicas = update_once(optimizer, towers, given)
+        op, replicas = update_once(optimizer, towers, arguments)
     else:
         build = update_sharded if update == "sharded" else update_replicated
         op, replicas = build(optimizer, towers)
-        if global_step is not None:
+        if "global_step" in arguments:
             with tf.control_dependencies([op]):
-                op = tf1.assign_add(global_step, 1).op
+                op = tf1.assign_add(arguments["global_step"], 1).op
     # Hosts compare their updates, because one with another rate would leave the others behind.
     if cluster is not None and cluster.size > 1:
         # A host that compares in other steps would wait for the others, and they for it.
         every = f"check_replicas_every: {towers.options.check_replicas_every}"
-        cluster.ops.announce_update([*announcement(optimizer, op, built_before), every])
+        cluster.ops.note("update", [*announcement(optimizer, op, built_before), every])
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

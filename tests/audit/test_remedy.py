@@ -32,7 +32,13 @@ def waits(reason, kind, ms, begin=80.0):
 
 
 def remedy(of_chunks=(), of_links=(), of_copies=(), segments=()):
-    return remedy_for(towers(), 0, segments, of_chunks, of_links, of_copies)
+    times = towers()
+    for segment in segments:
+        if segment.reason == PROCESSOR and segment.begin < times[0].pass_end:
+            times[0].gaps[PROCESSOR] = segment.ms
+        elif segment.reason == PROCESSOR:
+            times[0].processor_after[segment.kind] = segment.ms
+    return remedy_for(times, 0, segments, of_chunks, of_links, of_copies)
 
 
 @pytest.mark.parametrize(
@@ -77,5 +83,7 @@ def test_one_root_is_named_if_its_copies_were_waited_for():
 
 
 def test_the_threads_of_cpu_devices_are_no_processor_that_could_be_late():
-    on_cpu = [tower._replace(device="/job:localhost/device:CPU:0") for tower in towers()]
-    assert remedy_for(on_cpu, 0, waits(PROCESSOR, SUM, 50.0), (), (), ()) == ""
+    late = [tower._replace(processor_after={SUM: 50.0}) for tower in towers()]
+    assert remedy_for(late, 0, (), (), (), ()) != ""
+    on_cpu = [tower._replace(device="/job:localhost/device:CPU:0") for tower in late]
+    assert remedy_for(on_cpu, 0, (), (), (), ()) == ""

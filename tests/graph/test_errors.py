@@ -16,6 +16,7 @@ from hier_allreduce import (
     allreduce_grads,
     allreduce_grads_and_vars,
 )
+from hier_allreduce.graph.columns import variables_in
 from hier_allreduce.graph.names import variable_names
 
 SHAPES = "all_grads[tower][variable]"
@@ -458,7 +459,7 @@ NAMES = [
 
 @pytest.mark.parametrize("names, shown", NAMES)
 def test_variables_are_called_by_their_names_in_the_model(graph, names, shown):
-    assert variable_names(named(names), gpus_or_cpus(len(names))) == shown
+    assert variable_names(list(map(variables_in, named(names))), gpus_or_cpus(len(names))) == shown
     assert len(allreduce_grads_and_vars(named_again(names), gpus_or_cpus(len(names)))) == len(names)
 
 
@@ -470,7 +471,7 @@ def test_variables_of_keras_3_are_called_by_their_paths(graph, order, is_right):
         for n, path in zip((0, 1, 2) if row is pairs[0] else order, ("first", "second", "bias")):
             row[n] = row[n][0], KerasVariable(row[n][1], f"{model}/{path}/kernel")
     if is_right:
-        assert variable_names(pairs, gpus_or_cpus(2))[0] == "first/kernel"
+        assert variable_names(list(map(variables_in, pairs)), gpus_or_cpus(2))[0] == "first/kernel"
         assert len(allreduce_grads_and_vars(pairs, gpus_or_cpus(2))) == 2
     else:
         words = ["variable 1 ('bias/kernel')", "tower 0 has 'second/kernel' there", IN_ORDER]

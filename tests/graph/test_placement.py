@@ -23,7 +23,13 @@ from helpers.graphs import (
 )
 from helpers.rows import for_each, powers_of_two
 
-from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
+from hier_allreduce import (
+    Strategy,
+    TowerOptimizer,
+    allreduce_grads,
+    allreduce_grads_and_vars,
+    allreduce_grads_hierarchical,
+)
 from hier_allreduce.graph import (
     add_ops,
     checked_layout,
@@ -173,12 +179,24 @@ def test_the_spelling_says_which_host_and_kind(graph, name, spelled):
     assert device_strings([name]) == (spelled,)
 
 
-def test_towers_on_one_device_get_a_warning(graph):
+@pytest.mark.parametrize(
+    "call",
+    [
+        allreduce_grads,
+        allreduce_grads_hierarchical,
+        lambda _, devices: TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), devices),
+    ],
+)
+def test_towers_on_one_device_get_a_warning_at_the_programs_line(graph, call):
     words = "2 towers are on one device, /gpu:0, .* name another device for each tower"
     grads = gradients_on([""] * 3, powers_of_two(3, 1))
     with pytest.warns(UserWarning, match=words) as seen:
-        allreduce_grads(grads, ["/gpu", "/gpu:1", "/device:GPU:0"])
-    assert [warning.filename for warning in seen] == [__file__]
+        call(grads, ["/gpu", "/gpu:1", "/device:GPU:0"])
+    assert {warning.filename for warning in seen} == {__file__}
+
+
+def test_towers_on_devices_of_their_own_get_no_warning(graph):
+    grads = gradients_on([""] * 3, powers_of_two(3, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for devices in (["/gpu:0", "/gpu:1", "/job:worker/gpu:0"], [None, "", ""]):

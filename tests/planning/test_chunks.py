@@ -22,7 +22,7 @@ def numbers(chunks):
     """Return for each chunk its gradients' numbers."""
     found = []
     for chunk in chunks:
-        found.append([part.number for part in chunk.ranges])
+        found.append([part.gradient for part in chunk.ranges])
     return found
 
 
@@ -95,8 +95,8 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
     chunks = chunks_of(grads, chunk_bytes)
     covered: dict = {number: [(0, 0)] for number in range(len(grads))}
     for chunk in chunks:
-        assert len({grads[part.number].dtype for part in chunk.ranges}) == 1
-        assert chunk.bytes <= max(64, chunk_bytes) or not grads[chunk.ranges[0].number].packable
+        assert len({grads[part.gradient].dtype for part in chunk.ranges}) == 1
+        assert chunk.bytes <= max(64, chunk_bytes) or not grads[chunk.ranges[0].gradient].packable
         for number, start, stop in chunk.ranges:
             covered[number].append((start, grads[number].elements if stop is None else stop))
             assert start * grads[number].itemsize % 64 == 0

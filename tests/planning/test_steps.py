@@ -18,7 +18,7 @@ from hier_allreduce.planning.algorithms import (
     schedules_of,
     tree,
 )
-from hier_allreduce.planning.plan import checked, copies_in, root_of, run, sums_in
+from hier_allreduce.planning.plan import copies_in, root_of, run, sums_in
 
 RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
 
@@ -92,11 +92,11 @@ def test_check_wants_steps_and_a_number_of_towers(steps, towers, message):
 
 def test_a_schedule_that_is_right_is_kept():
     check(iter(RIGHT), 3)
-    assert checked(iter(RIGHT), 3) == RIGHT
+    assert check(iter(RIGHT), 3) == RIGHT
     assert root_of(RIGHT) == 2 and (sums_in(RIGHT), copies_in(RIGHT)) == (RIGHT[:2], RIGHT[2:])
     assert run(RIGHT, [1, 10, 100], Adding()) == [111, 111, 111]
     assert run(sums_in(RIGHT), [1, 10, 100], Adding()) == [None, None, 111]
-    assert checked([], 1) == () and root_of(()) == 0
+    assert check([], 1) == () and root_of(()) == 0
 
 
 @given(
@@ -218,7 +218,7 @@ def test_any_groups_add_up(devices, chunk, rng):
     order = rng.sample(range(devices), devices)
     cuts = sorted(rng.sample(range(1, devices), rng.randint(0, devices - 1)))
     groups = tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, devices]))
-    assert adds_up(checked(in_groups(groups)(devices, chunk), devices), devices)
+    assert adds_up(check(in_groups(groups)(devices, chunk), devices), devices)
 
 
 @pytest.mark.parametrize(

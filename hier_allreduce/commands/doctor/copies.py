@@ -31,7 +31,7 @@ _REMEDY = (
 )
 _NO_MEMORY = "out of memory"
 _MORE_MEMORY = "end other programs on it (`nvidia-smi` lists them), and try again"
-_TIMEOUT = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!", re.MULTILINE)  # faulthandler's line
+_HANG_LINE = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!", re.MULTILINE)  # faulthandler's line
 
 
 class MeasuredCopy(NamedTuple):
@@ -120,7 +120,7 @@ def _fault(process: Any, errors: Any) -> str:
     status = process.wait()
     errors.seek(0)
     output = errors.read().decode("utf-8", "replace")
-    timeout = _TIMEOUT.search(output)
+    timeout = _HANG_LINE.search(output)
     if timeout:
         hours, minutes, seconds = map(float, timeout.groups())
         return f"no answer for {3600 * hours + 60 * minutes + seconds:g} s"

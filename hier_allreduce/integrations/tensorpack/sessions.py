@@ -12,7 +12,7 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import ClusterError
-from ...graph.devices import check_existence, device_fields
+from ...graph.devices import check_existence, cpus_named_by
 
 
 def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
@@ -27,11 +27,10 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
     """
     creator = copy.copy(creator)
     creator.config = config = copy.deepcopy(creator.config)
-    named = [device_fields(device) for device in devices if isinstance(device, str)]
     # CPU devices that the towers name are created, because a process has one by default.
-    cpus = [fields.device_index or 0 for fields in named if fields.device_type == "CPU"]
+    cpus = cpus_named_by(devices)
     if cpus and "CPU" not in config.device_count:
-        config.device_count["CPU"] = max(cpus) + 1
+        config.device_count["CPU"] = cpus
     if len(devices) > 1:
         # tensorpack stages each tower's input with an op that blocks its thread until the tower
         # has taken the previous input. With too few threads, all towers wait forever.
