@@ -1,4 +1,4 @@
-"""The errors of this package, and its warnings.
+"""The errors of this package.
 
 ::
 
@@ -15,14 +15,6 @@ or Keras.
 """
 
 from __future__ import annotations
-
-import sys
-import warnings
-from types import FrameType
-from typing import Optional
-
-# Frames of these are between a program and this package.
-_BETWEEN = ("hier_allreduce", "tensorflow", "tensorpack")
 
 
 class HierAllreduceError(Exception):
@@ -49,13 +41,3 @@ class ClusterError(HierAllreduceError, RuntimeError):
 
 class AuditError(HierAllreduceError, RuntimeError):
     """TensorFlow executed other copies than the planned ones."""
-
-
-def warn(words: str) -> None:
-    """Give a ``UserWarning`` at the line of the program that this package works for."""
-    level = 1
-    frame: Optional[FrameType] = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
-        level += 1
-        frame = frame.f_back
-    warnings.warn(words, stacklevel=level)

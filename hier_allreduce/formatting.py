@@ -1,14 +1,19 @@
-"""Numbers and tables as people read them."""
+"""Numbers, tables and warnings as people read them."""
 
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from itertools import zip_longest
-from typing import Iterable, List, Sequence
+from types import FrameType
+from typing import Iterable, List, Optional, Sequence
 
 _NUMBER = re.compile(r"[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+# Frames of these are between a program and this package.
+_BETWEEN = ("hier_allreduce", "tensorflow", "tensorpack")
 
 
 def amount(size: float, binary: bool = False) -> str:
@@ -59,3 +64,13 @@ def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
         is_right = bool(padded) if all_right else all(map(_NUMBER.match, column[1:]))
         padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in column])
     return "\n".join("  ".join(line).rstrip() for line in zip(*padded))
+
+
+def warn(words: str) -> None:
+    """Give a ``UserWarning`` at the line of the program that this package works for."""
+    level = 1
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
+        level += 1
+        frame = frame.f_back
+    warnings.warn(words, stacklevel=level)

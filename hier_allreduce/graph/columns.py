@@ -21,8 +21,8 @@ import tensorflow as tf
 from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..configs import check_keys
-from ..errors import ClusterError, HierAllreduceError, warn
-from ..formatting import count
+from ..errors import ClusterError, HierAllreduceError
+from ..formatting import count, warn
 from ..planning.strategy import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
 from .names import name_of, names_of_gradients, names_within_towers, where

@@ -14,8 +14,8 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..compat import builds_for_session, devices_of_eager_calls
-from ..errors import HierAllreduceError, warn
-from ..formatting import count
+from ..errors import HierAllreduceError
+from ..formatting import count, warn
 
 _EXPECTED = (
     "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice, as"

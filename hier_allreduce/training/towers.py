@@ -20,7 +20,8 @@ from typing import (
 import tensorflow as tf
 
 from ..compat import has_gpu_kernel, slots_in_any_scope, tf1
-from ..errors import HierAllreduceError, warn
+from ..errors import HierAllreduceError
+from ..formatting import warn
 from ..graph import add_ops, checked_layout, sums_on, sums_only
 from ..graph.columns import dtype_of, fits, grads_in, variables_in
 from ..graph.devices import is_gpu
