@@ -193,7 +193,9 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
     if len(rows) != len(devices):
         lengths = {len(row) if isinstance(row, (tuple, list)) else -1 for row in rows}
         hint = ""
-        if lengths == {len(devices)}:
+        if _are_pairs(rows):
+            hint = f"; these are pairs: give {count(len(devices), 'list')} of them"
+        elif lengths == {len(devices)}:
             hint = "; these look like N columns: transpose them with zip(*all_grads)"
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
         raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device{hint}")
@@ -209,6 +211,13 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
         fault = f"every tower must have the same number of gradients: {counts}"
         raise HierAllreduceError(fault + _unshared(full))
     return full
+
+
+def _are_pairs(entries: Sequence[Any]) -> bool:
+    """Return whether entries are (gradient, variable) pairs, with which a row is filled."""
+    return bool(entries) and all(
+        not _fault_of_pair(entry) and hasattr(entry[1], "assign") for entry in entries
+    )
 
 
 def _is_list(rows: Any) -> bool:
@@ -250,6 +259,11 @@ def checked_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Rows:
             rows that hold other towers' variables.
     """
     rows = checked_rows(all_grads_and_vars, devices)
+    if _are_pairs(rows):
+        raise HierAllreduceError(
+            f"these are the {count(len(rows), 'pair')} of one tower: give a list of"
+            f" {count(len(devices), 'such list')}, one for each tower"
+        )
     for tower, row in enumerate(rows):
         for variable, pair in enumerate(row):
             fault = _fault_of_pair(pair)

@@ -31,7 +31,7 @@ from .replicas import (
     comparison,
     distinct,
     of_model_and_own,
-    replicas_by_name,
+    replicas_of_all_updates,
 )
 from .towers import Pairs, ReplicatedVariables, Towers
 from .update import check_optimizer, update_towers
@@ -256,7 +256,8 @@ class TowerOptimizer:
         # What is not compared is named, because the user may count on it.
         with self._graph.as_default():
             of_model, own = of_model_and_own(self._updated, self.devices)
-        ids = set(map(id, chain(*of_model)))
+            of_updates = replicas_of_all_updates()
+        ids = set(map(id, chain(*of_model, *chain(*of_updates))))
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         alone = tuple(var.op.name for var in trainable if id(var) not in ids)
         return drift._replace(alone=alone, own=own)
@@ -281,10 +282,12 @@ class TowerOptimizer:
         Variables of the other towers get initial values in every new session, and tower 0's by the
         hook.
         """
-        known = self._known()
+        self._known()
         with self._graph.as_default():
             # Other towers' variables start anew in each session, because a checkpoint lacks them.
-            on_others = list(chain(*replicas_by_name(known, self.devices)[1:]))
+            # Those of another optimizer's towers do, too, because one scaffold is for all.
+            of_others = [replicas[1:] for replicas in replicas_of_all_updates()]
+            on_others = list(chain(*chain(*of_others)))
             copied = set(map(id, on_others))
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.

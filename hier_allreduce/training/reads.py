@@ -142,6 +142,12 @@ def writers_of(var: Any, added: Set[Any]) -> List[Any]:
     return [op for op in uses_of(var, added) if op.type not in _READS]
 
 
+def writes_among(ops: Iterable[Any]) -> List[Any]:
+    """Return those of ``ops`` that write a variable, without initial values."""
+    initializers = {var.initializer for var in tf1.global_variables() + tf1.local_variables()}
+    return [op for op in ops if op.type.startswith(_WRITES) and op not in initializers]
+
+
 def _users(handle: Any) -> List[Any]:
     users = []
     tensors = [handle]

@@ -7,12 +7,14 @@ TensorFlow's own optimizers are such. Of any other nobody can tell, so it runs `
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
 from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
+from ..planning.strategy import AUTO
 from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
 
 _train = tf1.train
@@ -30,6 +32,13 @@ KNOWN = (
     _train.ProximalGradientDescentOptimizer,
     _train.ProximalAdagradOptimizer,
 )
+# To these a gradient of rows and its dense one are the same: where that is 0, neither moves
+# anything, or both move the row alike. Others, such as Momentum and Ftrl, leave out unread rows.
+_ALIKE_ON_ROWS = (
+    _train.GradientDescentOptimizer,
+    _train.AdamOptimizer,
+    _train.AdagradOptimizer,
+)
 
 
 def why_once(optimizer: Any, towers: Towers) -> str:
@@ -45,6 +54,18 @@ def why_once(optimizer: Any, towers: Towers) -> str:
         if getattr(var, "constraint", None) is not None:
             return f"{var.op.name!r} has a constraint"
     return ""
+
+
+def with_rows(optimizer: Any, towers: Towers) -> Towers:
+    """Return towers whose rows stay rows, unless the user or the optimizer says otherwise.
+
+    Else the number of towers, or of rows in a batch, would decide how other rows are trained.
+    """
+    options = towers.options
+    if options.strategy.sparse != AUTO or type(optimizer) in _ALIKE_ON_ROWS:
+        return towers
+    strategy = replace(options.strategy, sparse="rows")
+    return towers._replace(options=options._replace(strategy=strategy))
 
 
 def why_not_replicated(optimizer: Any, towers: Towers) -> str:
@@ -91,6 +112,7 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
                 rates[attribute] = tf.convert_to_tensor(rate() if callable(rate) else rate)
     ops: List[Any] = []
     replicas: ReplicatedVariables = []
+    powers: Dict[int, Any] = {}
     for tower, device in enumerate(towers.devices):
         # Slots are shared by variable, but each tower has its own powers of beta.
         own = _optimizer_of(tower, optimizer, rates, variables[tower])
@@ -101,6 +123,11 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
         if not tower:
             warn_of_moved_updates(optimizer, variables[tower], added)
         replicas.append([*variables[tower], *_state_of(own, variables[tower])])
+        powers[tower] = own._non_slot_dict
+    # The user's optimizer has all state, so that optimizer.variables() can reset it.
+    for tower in range(1, len(powers)):
+        for (name, *graph), power in powers[tower].items():
+            optimizer._non_slot_dict[(f"tower{tower}/{name}", *graph)] = power
     return tf.group(*ops), replicas
 
 

@@ -29,7 +29,7 @@ from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning.chunks import Load
 from .options import Options
-from .reads import Reads, writers_of
+from .reads import Reads, writers_of, writes_among
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the replicas of one variable
@@ -103,8 +103,18 @@ class Towers(NamedTuple):
         transform = self.options.transform
         if transform is None:
             return reduced
+        graph = tf1.get_default_graph()
+        built_before = len(graph.get_operations())
         with tf1.device(self.devices[tower]), tf1.name_scope("transform"):
             transformed = transform(list(reduced))
+        # Where other towers than 0 have a call, too, its state would advance several times a step.
+        writes = writes_among(graph.get_operations()[built_before:])
+        if tower and writes:
+            raise HierAllreduceError(
+                f"{where(tower, self.devices)}: transform writes a variable ({writes[0].name!r}),"
+                " and is called for each tower; use update='once', with which it is called once, on"
+                " tower 0"
+            )
         # An update takes gradients by their place, so each must still fit the variable there.
         grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
         if len(grads) != len(reduced):

@@ -23,7 +23,7 @@ from ..graph.record import log_once
 from .announcement import announcement
 from .once import update_once
 from .replicas import note_replicas
-from .replicated import update_replicated, why_not_replicated, why_once
+from .replicated import update_replicated, why_not_replicated, why_once, with_rows
 from .sharded import update_sharded
 from .towers import ReplicatedVariables, Towers
 
@@ -150,7 +150,7 @@ def update_towers(
         HierAllreduceError: as :func:`checked_towers`, and as the function of each update; or a
             reference variable; or the optimizer has powers of beta from an earlier update.
     """
-    towers = checked_towers(towers, earlier)
+    towers = with_rows(optimizer, checked_towers(towers, earlier))
 
     # Choose the update. One tower needs none but once, because it has nothing to keep equal.
     update, cluster = towers.options.update, towers.options.cluster

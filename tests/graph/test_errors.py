@@ -93,6 +93,11 @@ MATRICES: dict = {
         "2 rows of gradients for 4 devices",
         "zip(*all_grads)",
     ),
+    "pairs without rows": (
+        lambda: [(of("float32", [2]), tf.Variable(1.0)) for _ in range(5)],
+        "5 rows of gradients for 4 devices",
+        "these are pairs: give 4 lists of them",
+    ),
     "a tensor": (lambda: of("float32", [4, 2]), SHAPES, "it is one ", "Tensor"),
     "None": (lambda: None, SHAPES, "it is one NoneType"),
     "one gradient a tower": (
@@ -535,6 +540,12 @@ PAIRS: dict = {
     "a gradient": (lambda grad, var: grad, "expected a (gradient, variable) pair"),
     "a tuple of one": (lambda grad, var: (grad,), "expected a (gradient, variable) pair"),
 }
+
+
+def test_the_pairs_of_one_tower_are_no_rows(graph):
+    pairs = named([["w", "b"]])[0]
+    words = ["these are the 2 pairs of one tower: give a list of 2 such lists"]
+    raises(words, allreduce_grads_and_vars, pairs, gpus_or_cpus(2))
 
 
 @pytest.mark.parametrize("case", PAIRS)

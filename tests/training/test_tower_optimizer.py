@@ -100,16 +100,9 @@ def test_variables_do_not_travel_in_16_bits(graph, update):
 @pytest.mark.no_gpu_kernel("ResourceSparseApplyMomentum")
 @UPDATES
 def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
-    """Momentum would move them if the gradient were made dense."""
-    optimizer, rows = (
-        TowerOptimizer(
-            train.MomentumOptimizer(0.1, 0.9),
-            gpus_or_cpus(3),
-            strategy=Strategy(sparse="rows"),
-            update=update,
-        ),
-        [],
-    )
+    """Momentum would move them if the gradient were made dense, although that is fewer bytes."""
+    optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(3), update=update)
+    rows = []
     read = tf1.placeholder_with_default([1] * 4, [4])
     for _, table in [row[0] for row in towers(["table"], shape=(3, 4))]:
         rows.append(
@@ -705,6 +698,72 @@ def test_a_transform_that_does_not_return_the_gradients_is_an_error(graph, trans
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), transform=transform)
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(towers())
+
+
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_a_transform_that_writes_a_variable_may_be_called_once_only(graph, update):
+    """Called for each of 3 towers, it would count three steps, and towers would part."""
+
+    def count_steps(grads):
+        with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
+            steps = tf1.get_variable("steps", initializer=0.0, trainable=False, use_resource=True)
+        counted = steps.assign_add(1.0)
+        return [grad * counted for grad in grads]
+
+    words = r"tower 1 .*transform writes a variable \('.*'\), .* use update='once'"
+    with pytest.raises(HierAllreduceError, match=words):
+        TowerOptimizer(
+            sgd(), gpus_or_cpus(3), update=update, transform=count_steps
+        ).apply_gradients(towers())
+
+
+@pytest.mark.parametrize("make", [sgd, lambda: Clipped(1.0)])
+def test_a_transform_that_is_called_once_may_write_a_variable(graph, make):
+    steps = tf1.get_variable("steps", initializer=0.0, trainable=False, use_resource=True)
+    counted = lambda grads: [grad * steps.assign_add(1.0) for grad in grads]  # noqa: E731
+    update = "once" if make is sgd else "replicated"
+    optimizer = TowerOptimizer(make(), gpus_or_cpus(3), update=update, transform=counted)
+    op = optimizer.apply_gradients(towers(["w"]))
+    with started(optimizer.init_op) as sess:
+        sess.run(op)
+        assert sess.run(steps) == 1
+
+
+@UPDATES
+def test_all_state_of_an_optimizer_can_be_reset(graph, update):
+    """A warm restart initializes optimizer.variables(), the powers of beta of all towers too."""
+    theirs = adam()
+    optimizer, rows = TowerOptimizer(theirs, gpus_or_cpus(3), update=update), towers(["w"])
+    op = optimizer.apply_gradients(rows)
+    reset = tf1.variables_initializer(theirs.variables())
+    with started(optimizer.init_op) as sess:
+        for _ in range(2):
+            sess.run(op)
+        before = state(sess, rows)[0]
+        sess.run(reset)
+        sess.run(op)
+        # Adam's first step is as long as the rate.
+        assert state(sess, rows) == pytest.approx([before - 0.1] * 3)
+        assert optimizer.check_replicas(sess).variables == ()
+
+
+def test_a_scaffold_leaves_out_all_towers_of_all_optimizers(graph, caplog):
+    """Two losses may train on unlike devices, and any number of towers restores both."""
+    log_once.cache_clear()
+    optimizers = []
+    for count in (3, 2):
+        with tf1.variable_scope(f"model{count}"):
+            optimizer = TowerOptimizer(adam(), gpus_or_cpus(count))
+            optimizer.apply_gradients(towers(["w"], f"model{count}_{{}}", count))
+            optimizers.append(optimizer)
+    for optimizer in optimizers:
+        saver = optimizer.scaffold().saver
+        saved = {var.op.name for var in saver._var_list}
+        assert not [name for name in saved if "_1/" in name or "_2/" in name or "tower" in name]
+        assert len([name for name in saved if name.endswith("_0/w")]) == 2
+    with started(*(optimizer.init_op for optimizer in optimizers)) as sess:
+        assert all(optimizer.check_replicas(sess).alone == () for optimizer in optimizers)
+    assert "no other tower has a variable of that name" not in caplog.text
 
 
 @UPDATES
