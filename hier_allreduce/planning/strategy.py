@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple, Union
 
+import numpy as np
+
 from .. import configs
 from ..errors import HierAllreduceError
 from .algorithms import (
@@ -53,7 +55,8 @@ class Strategy:
         sparse: ``"rows"`` keeps ``tf.IndexedSlices`` sparse, unless another tower's gradient is
             dense, or there are several hosts: each tower gets the sum with one row for each index.
             ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the rows of all
-            towers, as far as their number is known, could be more bytes than that.
+            towers, as far as their number is known, could be more bytes than that; where an
+            optimizer is called that would then train unread rows, too, as ``"rows"``.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
             gradients travel in 16 bits and are added in float32. A value above 65504 becomes
@@ -79,7 +82,10 @@ class Strategy:
             hint = configs.nearest(str(self.algorithm), ALGORITHMS)
             raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
         # A dtype is given as TensorFlow's or NumPy's, too, and travels as its name.
-        wire_dtype = getattr(self.wire_dtype, "name", self.wire_dtype)
+        wire_dtype: Any = self.wire_dtype
+        if isinstance(wire_dtype, type):  # NumPy's are classes, such as np.float16
+            wire_dtype = np.dtype(wire_dtype)
+        wire_dtype = getattr(wire_dtype, "name", wire_dtype)
         object.__setattr__(self, "wire_dtype", wire_dtype)
         for field, words in _WORDS_BY_FIELD.items():
             word = getattr(self, field)

@@ -272,6 +272,53 @@ def test_clipping_as_on_the_page_is_that_of_one_device(policy):
 
 
 @needs_tf2
+def test_clipping_as_on_the_page_takes_embeddings_and_unused_weights():
+    keras: Any = pytest.importorskip("keras", "3")
+    clipped = clipped_on_the_page()
+
+    class WithUnused(keras.layers.Layer):
+        def build(self, shape):
+            self.unused = self.add_weight(shape=[2])
+
+        def call(self, x):
+            return x
+
+    def trained(strategy=None):
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            first = [layers.Input([2], dtype="int32"), layers.Embedding(4, 3), layers.Flatten()]
+            model = clipped([*first, WithUnused(), layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        words = np.arange(12).reshape(6, 2) % 4
+        model.fit(words, np.ones([6, 1]), batch_size=6, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    assert difference(trained(mirrored(3)), trained()) <= 1e-6
+
+
+@needs_tf2
+@pytest.mark.parametrize("sparse", ["auto", "rows"])
+def test_keras_3_trains_an_embedding_like_a_matrix_of_one_hot_rows(sparse):
+    """Alone, its Adam would square each of the gradients of a row, and not their sum."""
+    keras = pytest.importorskip("keras", "3")
+    words = np.array([[0], [1], [0], [0], [0], [1]])
+
+    def trained(layer, x, scope):
+        with scope:
+            model = keras.Sequential([layer(), keras.layers.Flatten()])
+            model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
+        model.fit(x, np.ones([6, 1]), batch_size=6, epochs=3, shuffle=False, verbose=0)
+        return model.get_weights()[0]
+
+    table = lambda: keras.layers.Embedding(2, 1, embeddings_initializer="zeros")  # noqa: E731
+    matrix = lambda: keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")  # noqa: E731
+    expected = trained(matrix, np.eye(2)[words[:, 0]], contextlib.nullcontext())
+    strategy = mirrored(3, HierarchicalAllReduce(Strategy(sparse=sparse)))
+    assert trained(table, words, strategy.scope()) == pytest.approx(expected, abs=1e-5)
+
+
+@needs_tf2
 def test_keras_2_fits_three_replicas_like_one_device():
     keras = pytest.importorskip("tf_keras")
     assert difference(fitted(keras, mirrored(3)), fitted(keras)) <= 1e-6
