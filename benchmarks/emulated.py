@@ -37,7 +37,7 @@ from picture import draw
 from ratios import COMPARED, OURS, WITHOUT_EDGES
 from rounds import FUNCTION
 from sweep import sweep_table, swept
-from tables import cell_table, check_files, faulty, summary, write
+from tables import cell_table, check_files, faulty, list_of, summary, write
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE / "results" / "published"
@@ -250,6 +250,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     described = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = described.add_argument
+    words, numbers = list_of(str), list_of(float)
     add("machines", nargs="?", type=words, default=[], help="of benchmarks/machines, with commas")
     add("models", nargs="?", type=words, default=[], help="of benchmarks/models, with commas")
     add("--anchors", action="store_true", help="begin with the steps that a real GPU timed, too")
@@ -269,16 +270,6 @@ def parser() -> argparse.ArgumentParser:
     add("--json", metavar="FILE", help="write each round's milliseconds")
     add("--picture", metavar="FILE", help="draw the exposed times into a .png, .svg or .pdf")
     return described
-
-
-def words(text: str) -> List[str]:
-    """Return the parts of a list with commas."""
-    return text.split(",")
-
-
-def numbers(text: str) -> List[float]:
-    """Return numbers from a list with commas."""
-    return [float(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from real_devices import Devices, find
 from real_tower import CALIBRATED, HOST_WORK, RealTower, Scans
 from rounds import NOTHING, Load, Step, exposed, timed_rounds
 from shapes import load_model
-from tables import cell_table, check_files, summary, write
+from tables import cell_table, check_files, list_of, summary, write
 from training_step import Pass, load_pass, training_step
 
 from hier_allreduce import __version__
@@ -253,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
     where("--over", choices=("gpu", "host"), default="gpu", help=over)
     where("--cpu", action="store_true", help="CPU devices, to try this program without a GPU")
     what = described.add_argument_group("the steps").add_argument
-    words, numbers = _list_of(str), _list_of(float)
+    words, numbers = list_of(str), list_of(float)
     what("--models", type=words, default=["resnet50"], help="of benchmarks/models (resnet50)")
     passes = "ms of ResNet-50's backward pass; others' are as their bytes; 0: no pass (60)"
     what("--passes", type=numbers, default=[60.0], metavar="MS", help=passes)
@@ -269,11 +269,6 @@ def parser() -> argparse.ArgumentParser:
     out("--picture", metavar="FILE", help="the exposed times, as .png, .svg or .pdf")
     out("--trace", metavar="FOLDER", help="one traced step of each, as gzipped StepStats")
     return described
-
-
-def _list_of(kind: Callable[[str], Any]) -> Callable[[str], List[Any]]:
-    """Return the parser of a list with commas."""
-    return lambda text: [kind(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import importlib
 import json
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ratios import OURS, best_baseline, exposed_ms, exposed_ratio, step_ratio
 
@@ -37,6 +37,11 @@ def write(results: Any, path: Optional[str]) -> None:
     """Write the results as JSON, if there is a path."""
     if path:
         Path(path).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def list_of(kind: Callable[[str], Any]) -> Callable[[str], List[Any]]:
+    """Return the parser of a list with commas, on a command line."""
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def cell_table(cells: Sequence[Result]) -> str:

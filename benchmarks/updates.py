@@ -11,18 +11,17 @@ from __future__ import annotations
 import argparse
 from typing import Any, Dict
 
-from emulated import SOME_REFUSED, about, measured, scale_of, words
+from emulated import HOSTS, SOME_REFUSED, about, measured, scale_of
 from emulated_cell import UPDATE, Cell
-from tables import check_files, faulty, write
+from tables import check_files, faulty, list_of, write
 
-UPDATES = ("replicated", "once", "sharded")
-SHARES = [0.2, 0.8]  # of the kernels' time for which the host is busy launching them
+from hier_allreduce.training.options import UPDATES
 
 
 def main() -> None:
     """Measure the cells, print their tables, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("machines", type=words, help="such as dgx-1v,pcie-pairs")
+    parser.add_argument("machines", type=list_of(str), help="such as dgx-1v,pcie-pairs")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--pass-ms", type=float, default=60.0, help="ResNet-50's backward pass")
     parser.add_argument("--rounds", type=int, default=3)
@@ -32,7 +31,7 @@ def main() -> None:
     names = [UPDATE + update for update in UPDATES]
     results: Dict[str, Any] = {**about(), "cells": []}
     for machine in options.machines:
-        what = (machine, options.model, options.pass_ms, SHARES, scale_of(machine), True)
+        what = (machine, options.model, options.pass_ms, HOSTS, scale_of(machine), True)
         results["cells"] += measured(Cell(*what, options.rounds, names))
         write(results, options.json)  # after each machine: an interrupted run keeps what it has
     if faulty(results["cells"]):

@@ -181,11 +181,11 @@ class ExecutedStep:
     def idle(self, all_reduce: AllReduce) -> List[str]:
         """Return the devices of an all-reduce on which no op ran."""
         used = {node.device for node in self._nodes}
-
-        def is_idle(device: Any) -> bool:
-            return not any(devices_match(busy, device) for busy in used)
-
-        return list(filter(is_idle, all_reduce.devices))
+        return [
+            device
+            for device in all_reduce.devices
+            if not any(devices_match(busy, device) for busy in used)
+        ]
 
     def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
         """Yield a line for each update of a variable that ran elsewhere than on its tower."""

@@ -103,7 +103,8 @@ class TowerOptimizer:
                 on any number of towers.
             transform: a function from a list of N reduced gradients to N gradients, called for
                 each tower before its update, such as ``lambda grads:
-                tf.clip_by_global_norm(grads, 1.0)[0]``. It must do the same in each call.
+                tf.clip_by_global_norm(grads, 1.0)[0]``. It must do the same in each call. One that
+                writes variables, such as a moving norm, needs ``update="once"``.
             broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0:
                 only at the start.
             check_replicas_every: the number of steps between the hook's comparisons of the towers,
@@ -170,8 +171,8 @@ class TowerOptimizer:
                 does not have; or the rows, or their variables and gradients, do not match the
                 devices or each other; or the optimizer has state of an earlier update that this
                 one cannot use; or an optimizer that is called once, on tower 0, uses a variable of
-                another tower; or the transform does not return N gradients; or there is no graph to
-                build in.
+                another tower; or the transform does not return N gradients, or writes a variable
+                and is called for each tower; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():

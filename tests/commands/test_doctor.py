@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.nvidia_smi import table_of
 
-from hier_allreduce.commands.doctor.nvidia_smi import groups_here
+from hier_allreduce.commands.doctor.nvidia_smi import ask_nvidia_smi, groups_of
 
 # A TensorFlow whose GPUs are those of the variable FAKE_GPUS; it prints the lines of its log level.
 TENSORFLOW = """
@@ -289,16 +289,16 @@ def test_groups_along_the_nvlinks_are_printed(machine, problems, monkeypatch):
     listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(8))
     machine(all_peers(4) * 2, smi=(listing, THIRD_DGX_1V.read_text(), 0))
     assert GROUPS in problems()[1].splitlines()
-    assert groups_here() == ((0, 1, 2, 3), (7, 6, 5, 4))
+    assert groups_of(ask_nvidia_smi()) == ((0, 1, 2, 3), (7, 6, 5, 4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0,1,2,GPU-3,7,6,5,4")
-    assert groups_here() is None
+    assert groups_of(ask_nvidia_smi()) is None
     assert "along the NVLinks" not in problems()[1]
 
 
 @pytest.mark.parametrize("smi", [None, (FAILS, "", 9), ("", "no table", 0), 1])
 def test_without_a_table_there_are_no_groups(machine, smi):
     machine(smi=smi)
-    assert groups_here() is None
+    assert groups_of(ask_nvidia_smi()) is None
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

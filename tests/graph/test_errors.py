@@ -546,6 +546,10 @@ def test_the_pairs_of_one_tower_are_no_rows(graph):
     pairs = named([["w", "b"]])[0]
     words = ["these are the 2 pairs of one tower: give a list of 2 such lists"]
     raises(words, allreduce_grads_and_vars, pairs, gpus_or_cpus(2))
+    # Two gradients are no pair, although a tensor has a name, too.
+    words = ["tower 0 (/cpu:0), variable 0: expected a (gradient, variable) pair"]
+    grads = [[grad for grad, _ in pairs]] * 2
+    raises(words, allreduce_grads_and_vars, grads, gpus_or_cpus(2))
 
 
 @pytest.mark.parametrize("case", PAIRS)

@@ -729,6 +729,27 @@ def test_a_transform_that_is_called_once_may_write_a_variable(graph, make):
         assert sess.run(steps) == 1
 
 
+def test_a_scaffold_takes_variables_of_no_collection(graph):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3))
+    optimizer.apply_gradients(towers(["w"], collections=[]))
+    later("kept", [""])
+    assert [var.op.name for var in optimizer.scaffold().saver._var_list] == ["kept"]
+
+
+@UPDATES
+def test_a_transform_may_read_variables_of_its_own(graph, update):
+    def halved(grads):
+        half = tf1.Variable(0.5, trainable=False, use_resource=True)
+        return [grad * half for grad in grads]
+
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=halved)
+    rows = towers(["w"])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        sess.run(op)
+        assert state(sess, rows) == [-0.5] * 3
+
+
 @UPDATES
 def test_all_state_of_an_optimizer_can_be_reset(graph, update):
     """A warm restart initializes optimizer.variables(), the powers of beta of all towers too."""

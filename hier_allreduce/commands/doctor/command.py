@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import re
 import sys
@@ -131,7 +130,7 @@ def _lines(facts: Facts) -> List[str]:
     lines += [f"nvidia-smi: {gpu.model}, driver {gpu.driver}" for gpu in nvidia.gpus]
     if len(nvidia.gpus) > 1 and nvidia.table:
         lines += ["", nvidia.table.split("\n\n")[0], ""]
-    groups = groups_of(nvidia, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    groups = groups_of(nvidia)
     if groups:
         lines.append(_groups_line(groups))
 

@@ -97,18 +97,13 @@ def visible_gpus(nvidia: NvidiaSmi, setting: Optional[str]) -> Tuple[List[int], 
     return shown, ""
 
 
-def groups_here() -> Optional[Groups]:
-    """Return the two groups along the NVLinks of the GPUs that CUDA shows on this machine.
+def groups_of(nvidia: NvidiaSmi) -> Optional[Groups]:
+    """Return the two groups along the NVLinks of the GPUs that CUDA shows to this process.
 
     Returns:
         None where these are the halves, and where nvidia-smi does not tell.
     """
-    return groups_of(ask_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def groups_of(nvidia: NvidiaSmi, setting: Optional[str]) -> Optional[Groups]:
-    """Return the groups of the GPUs that CUDA_VISIBLE_DEVICES shows, as :func:`groups_here`."""
-    gpus, _ = visible_gpus(nvidia, setting)
+    gpus, _ = visible_gpus(nvidia, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
         links = read_table(nvidia.table).links
     except HierAllreduceError:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Union
 
@@ -18,7 +19,7 @@ from ..._lazy import require
 from ...cluster.environment import job_of
 from ...errors import HierAllreduceError
 from .. import options
-from ..doctor.nvidia_smi import groups_here
+from ..doctor.nvidia_smi import ask_nvidia_smi, groups_of
 from .candidates import CANDIDATES, RULE, check_name
 from .faults import NothingMeasured
 from .observer import VARIABLE
@@ -39,7 +40,7 @@ def add_arguments(parser: Any) -> None:
     add = parser.add_argument
 
     help = "minutes of all runs together, such as 10 or 90s (default 10)"
-    add("--minutes", metavar="M", type=minutes, default=600.0, help=help)
+    add("--minutes", metavar="M", type=partial(options.time, unit="min"), default=600.0, help=help)
 
     help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm, or one"
@@ -51,22 +52,12 @@ def add_arguments(parser: Any) -> None:
         "longest time without a step, such as 60s or 2min (default 60s); the start of the first run"
         " may take a third of --minutes, up to 10min"
     )
-    add("--patience", metavar="TIME", type=seconds, default=60.0, help=help)
+    add("--patience", metavar="TIME", type=partial(options.time, unit="s"), default=60.0, help=help)
 
     help = "file for the best strategy, for strategy='FILE'"
     add("-o", metavar="FILE", type=strategy_file, help=help)
 
     add("--json", action="store_true", help="one JSON object instead of the table")
-
-
-def minutes(argument: str) -> float:
-    """Read a time as seconds; a number without a unit is minutes."""
-    return options.time(argument, "min")
-
-
-def seconds(argument: str) -> float:
-    """Read a time as seconds; a number without a unit is seconds."""
-    return options.time(argument, "s")
 
 
 def candidate_names(argument: str) -> List[str]:
@@ -112,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
     _end_as_by_ctrl_c()
     progress = Progress(args.minutes)
     runner = Runner(args.program, args.patience, args.minutes, folder, progress)
-    rounds = Rounds(runner, groups_here(), args.only, progress)
+    rounds = Rounds(runner, groups_of(ask_nvidia_smi()), args.only, progress)
     stopped: Union[KeyboardInterrupt, OSError, None] = None
     try:
         rounds.run_all()

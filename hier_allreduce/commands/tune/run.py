@@ -192,8 +192,14 @@ class Runner:
         output = stem.with_suffix(".log")
         # A trace slows its step down, so that only the first run has one, which counts in no ratio.
         traced = 0 if round else TRACED
-        told = (candidate.baseline, candidate.changes, str(clock.path), strategies or {}, traced)
-        process = self._started(Request(*told), output)
+        request = Request(
+            baseline=candidate.baseline,
+            changes=candidate.changes,
+            clock=str(clock.path),
+            strategies=strategies or {},
+            traced=traced,
+        )
+        process = self._started(request, output)
         try:
             fault = self._wait(process, clock, seconds, candidate, round)
         finally:
