@@ -115,7 +115,7 @@ def _check_no_references(towers: Towers) -> None:
                 )
 
 
-def _why_once(optimizer: Any, towers: Towers) -> str:
+def _reason_for_once(optimizer: Any, towers: Towers) -> str:
     """Return why another update than the wanted one has to be once; empty if none has to."""
     update = towers.options.update
     if update == "once" or len(towers.devices) == 1:
@@ -154,7 +154,7 @@ def update_towers(
 
     # Choose the update. One tower needs none but once, because it has nothing to keep equal.
     update, cluster = towers.options.update, towers.options.cluster
-    reason = _why_once(optimizer, towers)
+    reason = _reason_for_once(optimizer, towers)
     if reason or len(towers.devices) == 1:
         update = "once"
     # A front end may let reference variables be, but not where new values of them are copied.
