@@ -28,10 +28,11 @@ from .replicas import (
     Drift,
     PeriodicComparison,
     broadcast,
+    columns_elsewhere,
     comparison,
     distinct,
     of_model_and_own,
-    replicas_of_all_updates,
+    replicas_by_name,
 )
 from .towers import Pairs, ReplicatedVariables, Towers
 from .update import check_optimizer, update_towers
@@ -257,8 +258,8 @@ class TowerOptimizer:
         # What is not compared is named, because the user may count on it.
         with self._graph.as_default():
             of_model, own = of_model_and_own(self._updated, self.devices)
-            of_updates = replicas_of_all_updates()
-        ids = set(map(id, chain(*of_model, *chain(*of_updates))))
+            elsewhere = columns_elsewhere(self.devices)
+        ids = set(map(id, chain(*of_model, *elsewhere)))
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         alone = tuple(var.op.name for var in trainable if id(var) not in ids)
         return drift._replace(alone=alone, own=own)
@@ -283,12 +284,13 @@ class TowerOptimizer:
         Variables of the other towers get initial values in every new session, and tower 0's by the
         hook.
         """
-        self._known()
+        known = self._known()
         with self._graph.as_default():
             # Other towers' variables start anew in each session, because a checkpoint lacks them.
             # Those of another optimizer's towers do, too, because one scaffold is for all.
-            of_others = [replicas[1:] for replicas in replicas_of_all_updates()]
-            on_others = list(chain(*chain(*of_others)))
+            here = zip(*replicas_by_name(known, self.devices))
+            columns = [*here, *columns_elsewhere(self.devices)]
+            on_others = list(chain(*(column[1:] for column in columns)))
             copied = set(map(id, on_others))
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.

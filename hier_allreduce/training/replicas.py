@@ -81,20 +81,25 @@ def replicas_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> Repl
     return replicas
 
 
-def replicas_of_all_updates() -> List[ReplicatedVariables]:
-    """Return the replicas in the current graph: for each list of devices K rows of variables."""
+def columns_elsewhere(devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
+    """Return the replicas of each variable that an update on other devices than these keeps equal.
+
+    It is an update in the current graph, and its own tower 0 comes first.
+    """
     variables = tf1.global_variables() + tf1.local_variables()
     variable_by_name = {var.op.name: var for var in variables}
-    of_updates = []
-    for devices, names in _noted.get(outer_graph(), {}).items():
-        # A variable may be in no collection; then it is neither saved nor initialized with others.
+    replicated: List[Tuple[Any, ...]] = []
+    for there, names in _noted.get(outer_graph(), {}).items():
+        if there == tuple(devices):
+            continue
+        # A variable may be in no collection, and is then not saved either.
         columns = [column for column in zip(*names) if variable_by_name.keys() >= set(column)]
-        known: ReplicatedVariables = [[] for _ in devices]
+        known: ReplicatedVariables = [[] for _ in there]
         for column in columns:
             for variables_there, noted in zip(known, column):
                 variables_there.append(variable_by_name[noted])
-        of_updates.append(replicas_by_name(known, devices))
-    return of_updates
+        replicated += zip(*replicas_by_name(known, there))
+    return replicated
 
 
 def of_model_and_own(
@@ -137,11 +142,9 @@ def of_model_and_own(
             " makes it one of the model"
         )
     # Keras numbers the layers of a graph, so that towers may have other names for one layer.
-    # An update on other devices has replicas of its own.
-    of_updates = itertools.chain(replicas, *replicas_of_all_updates())
-    with_replicas = set(map(id, itertools.chain(*of_updates)))
-    others = [var for var in tf1.global_variables() if id(var) not in with_replicas]
-    alone = [var.op.name for var in filter(is_of_layer, others)]
+    with_replicas = set(map(id, itertools.chain(*replicas, *columns_elsewhere(devices))))
+    layers = filter(is_of_layer, tf1.global_variables())
+    alone = [var.op.name for var in layers if id(var) not in with_replicas]
     if alone and len(devices) > 1:
         log_once(
             "not copied from tower 0 to the others, because no other tower has a variable of that"
