@@ -52,7 +52,7 @@ the all-reduces. Milliseconds of the emulated machine; medians (least to most) o
 OP_CORE_US = 37.0
 LEAST_SCALE = 8.0
 # Where an op is too dear nevertheless, on slower or busy cores, times are stretched as it asks.
-MARGIN, MOST_TRIES = 1.05, 4
+MARGIN, MOST_STARTS = 1.05, 4
 
 PASSES_MS = [60.0, 20.0]  # ResNet-50's backward pass on a V100, and on a GPU three times as fast
 HOSTS = [0.2, 0.8]
@@ -96,7 +96,7 @@ def run(cell: Cell, trace: Optional[str] = None) -> List[Dict[str, Any]]:
     asked_us = load_machine(cell.machine).op_us
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cell.json")
-        for _ in range(MOST_TRIES):
+        for _ in range(MOST_STARTS):
             around = environment(load_machine(cell.machine), cell.scale, trace)
             command = [sys.executable, str(HERE / "emulated_cell.py"), json.dumps(cell._asdict())]
             ended = subprocess.run(

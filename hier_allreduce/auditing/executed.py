@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Un
 import tensorflow as tf
 
 from ..errors import AuditError
-from ..graph.devices import device_fields, devices_match
+from ..graph.devices import device_fields, devices_match, is_among
 from ..graph.record import AllReduce, SentTensor, recorded_in
 from .partitions import Crossing, crossings
 
@@ -181,11 +181,7 @@ class ExecutedStep:
     def idle(self, all_reduce: AllReduce) -> List[str]:
         """Return the devices of an all-reduce on which no op ran."""
         used = {node.device for node in self._nodes}
-        return [
-            device
-            for device in all_reduce.devices
-            if not any(devices_match(busy, device) for busy in used)
-        ]
+        return [device for device in all_reduce.devices if not is_among(device, used)]
 
     def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
         """Yield a line for each update of a variable that ran elsewhere than on its tower."""

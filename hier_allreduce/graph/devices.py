@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -96,7 +96,7 @@ def check_existence(
     existing = existing or devices_of_eager_calls()
     for tower, device in enumerate(devices if existing else ()):
         # Device functions and None are left to TensorFlow, which knows where they lead.
-        if isinstance(device, str) and not any(devices_match(one, device) for one in existing):
+        if isinstance(device, str) and not is_among(device, existing):
             listed = ", ".join(dict.fromkeys(map(_spelled, existing)))
             raise HierAllreduceError(
                 f"tower {tower}: {device} does not exist. There are {listed}; {advice}"
@@ -151,6 +151,11 @@ def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
         if None not in (field, wanted_field) and field != wanted_field:
             return False
     return True
+
+
+def is_among(device: Optional[str], existing: Iterable[str]) -> bool:
+    """Return whether a device may be one of the existing ones, as :func:`devices_match` says."""
+    return any(devices_match(one, device) for one in existing)
 
 
 def is_gpu(device: Any) -> bool:

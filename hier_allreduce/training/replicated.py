@@ -112,7 +112,6 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
                 rates[attribute] = tf.convert_to_tensor(rate() if callable(rate) else rate)
     ops: List[Any] = []
     replicas: ReplicatedVariables = []
-    powers: Dict[int, Any] = {}
     for tower, device in enumerate(towers.devices):
         # Slots are shared by variable, but each tower has its own powers of beta.
         own = _optimizer_of(tower, optimizer, rates, variables[tower])
@@ -123,11 +122,6 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
         if not tower:
             warn_of_moved_updates(optimizer, variables[tower], added)
         replicas.append([*variables[tower], *_state_of(own, variables[tower])])
-        powers[tower] = own._non_slot_dict
-    # The user's optimizer has all state, so that optimizer.variables() can reset it.
-    for tower in range(1, len(powers)):
-        for (name, *graph), power in powers[tower].items():
-            optimizer._non_slot_dict[(f"tower{tower}/{name}", *graph)] = power
     return tf.group(*ops), replicas
 
 
@@ -155,7 +149,10 @@ def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], variables: 
 
     def create_own(*args: Any, **options: Any) -> Any:
         with tf.variable_creator_scope(create_on_tower):
-            return create(*args, **options)
+            power = create(*args, **options)
+        # The user's optimizer has all state, so that its variables() can be reset.
+        optimizer._non_slot_dict[power.op.name, power.graph] = power
+        return power
 
     vars(own)["_non_slot_dict"] = {}
     vars(own)["_create_non_slot_variable"] = create_own

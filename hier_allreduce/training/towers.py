@@ -103,15 +103,14 @@ class Towers(NamedTuple):
         transform = self.options.transform
         if transform is None:
             return reduced
-        graph = tf1.get_default_graph()
-        built_before = len(graph.get_operations())
-        with tf1.device(self.devices[tower]), tf1.name_scope("transform"):
+        with tf1.device(self.devices[tower]), tf1.name_scope("transform"), added_ops() as added:
             transformed = transform(list(reduced))
         # Where other towers than 0 have a call, too, its state would advance several times a step.
-        writes = writes_among(graph.get_operations()[built_before:])
-        if tower and writes:
+        writes = writes_among(added) if tower else []
+        if writes:
+            first = min(op.name for op in writes)
             raise HierAllreduceError(
-                f"{where(tower, self.devices)}: transform writes a variable ({writes[0].name!r}),"
+                f"{where(tower, self.devices)}: transform writes a variable ({first!r}),"
                 " and is called for each tower; use update='once', with which it is called once, on"
                 " tower 0"
             )
@@ -133,17 +132,20 @@ class Towers(NamedTuple):
 
 
 @contextlib.contextmanager
-def ops_of_update() -> Iterator[Set[Any]]:
-    """Open the context of ``apply_gradients``, in which slots are allowed in any scope.
-
-    Yields the set of the ops that are added in it; the set is empty until the context closes.
-    """
+def added_ops() -> Iterator[Set[Any]]:
+    """Yield the set of the ops that are added in this context; it is empty until that closes."""
     graph = tf1.get_default_graph()
     made_before = len(graph.get_operations())
     added: Set[Any] = set()
-    with slots_in_any_scope():
-        yield added
+    yield added
     added.update(graph.get_operations()[made_before:])
+
+
+@contextlib.contextmanager
+def ops_of_update() -> Iterator[Set[Any]]:
+    """Yield :func:`added_ops` of ``apply_gradients``, in which slots are allowed in any scope."""
+    with slots_in_any_scope(), added_ops() as added:
+        yield added
 
 
 # ---- checks that every update makes --------------------------------------------------------------

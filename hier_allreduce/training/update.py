@@ -115,15 +115,16 @@ def _check_no_references(towers: Towers) -> None:
                 )
 
 
-def _reason_for_once(optimizer: Any, towers: Towers) -> str:
-    """Return why another update than the wanted one has to be once; empty if none has to."""
+def _chosen_update(optimizer: Any, towers: Towers) -> Tuple[str, str]:
+    """Return which of the three it is, and why it is once although another one is asked for."""
     update = towers.options.update
+    # One tower needs none but once, because it has nothing to keep equal.
     if update == "once" or len(towers.devices) == 1:
-        return ""
+        return "once", ""
     reason = why_once(optimizer, towers)
     if update == "replicated":
         reason = reason or why_not_replicated(optimizer, towers)
-    return reason
+    return "once" if reason else update, reason
 
 
 def update_towers(
@@ -152,11 +153,7 @@ def update_towers(
     """
     towers = with_rows(optimizer, checked_towers(towers, earlier))
 
-    # Choose the update. One tower needs none but once, because it has nothing to keep equal.
-    update, cluster = towers.options.update, towers.options.cluster
-    reason = _reason_for_once(optimizer, towers)
-    if reason or len(towers.devices) == 1:
-        update = "once"
+    update, reason = _chosen_update(optimizer, towers)
     # A front end may let reference variables be, but not where new values of them are copied.
     are_copied = update != "replicated" and len(towers.devices) > 1
     if are_copied or not towers.may_have_references:
@@ -179,6 +176,7 @@ def update_towers(
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(arguments["global_step"], 1).op
     # Hosts compare their updates, because one with another rate would leave the others behind.
+    cluster = towers.options.cluster
     if cluster is not None and cluster.size > 1:
         # A host that compares in other steps would wait for the others, and they for it.
         every = f"check_replicas_every: {towers.options.check_replicas_every}"
