@@ -10,6 +10,7 @@ Importing this package imports no TensorFlow; the first use of a name that needs
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, List
 
 from ._lazy import lazy
@@ -17,8 +18,6 @@ from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .auditing.audit import audit as audit
-    from .auditing.cost import cost as cost
-    from .auditing.cost_hook import CostHook as CostHook
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
     from .errors import ClusterError as ClusterError
@@ -26,6 +25,12 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads as allreduce_grads
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
+    from .graph.record import AllReduce as AllReduce
+    from .graph.record import SentTensor as SentTensor
+    from .graph.record import all_reduces as all_reduces
+    from .graph.substitution import Call as Call
+    from .graph.substitution import Substitute as Substitute
+    from .graph.substitution import substitute as substitute
     from .planning.plan import Copy as Copy
     from .planning.plan import Reduce as Reduce
     from .planning.plan import check as check
@@ -33,14 +38,19 @@ if TYPE_CHECKING:
     from .training import TowerOptimizer as TowerOptimizer
 
 _PUBLIC = {
-    "auditing": ["CostHook", "audit", "cost"],
+    "auditing": ["audit"],
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
+    "graph.record": ["AllReduce", "SentTensor", "all_reduces"],
+    "graph.substitution": ["Call", "Substitute", "substitute"],
     "planning.plan": ["Copy", "Reduce", "check"],
     "planning.strategy": ["Strategy"],
     "training": ["TowerOptimizer"],
 }
+# Its lines are of the level INFO; logging.basicConfig(level="INFO") shows them.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
 __all__ = sorted(name for public in _PUBLIC.values() for name in public)
 __getattr__ = lazy(__name__, _PUBLIC)
 

@@ -1,8 +1,9 @@
-"""``python -m hier_allreduce``, where the command is not on PATH."""
+"""``python -m hier_allreduce``: says where the commands are, which are a package of their own."""
 
 import sys
 
-from .commands import main
-
-if __name__ == "__main__":  # processes that are spawned import it again
-    sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(
+        "hier_allreduce has no commands of its own: python -m pip install ./tools in the checkout"
+        " installs hier-allreduce with tune, doctor and cost"
+    )

@@ -118,9 +118,9 @@ def test_nothing_that_is_read_can_run_as_code():
 @pytest.mark.parametrize(
     "program",
     [
-        "import hier_allreduce.planning, hier_allreduce.commands",
+        "import hier_allreduce.planning, hier_allreduce_tools",
         "import hier_allreduce as h; dir(h), h.check, h.Reduce, h.HierAllreduceError, h.Strategy",
-        "from hier_allreduce.commands import main; main(['tune'])",
+        "from hier_allreduce_tools import main; main(['tune'])",
     ],
 )
 def test_planning_and_commands_import_no_package_of_an_extra(program):

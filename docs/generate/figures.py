@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from hier_allreduce import Copy, Reduce
-from hier_allreduce.auditing.cost import cost_of
+from hier_allreduce_tools.cost.cost import cost_of
 from hier_allreduce.planning.algorithms import hierarchical
 
 TOP = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ import griffe
 from page_tables import TOP, PageTables
 from page_tables import markdown as table
 
-from hier_allreduce.commands.entry import parser
+from hier_allreduce_tools.entry import parser
 
 # one docstring says of several arguments together that they are as in another class
 logging.getLogger("griffe").setLevel(logging.ERROR)

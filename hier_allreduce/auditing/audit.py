@@ -9,7 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import amount, count, table
-from ..graph.record import AllReduce, recorded_graphs, recorded_in
+from ..graph.record import AllReduce, recorded_graphs, all_reduces
 from .executed import OTHER_HOSTS, ExecutedStep, Traffic
 
 # An error message lists that many tensors or updates, because a model may have hundreds.
@@ -145,7 +145,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             " options=tf.compat.v1.RunOptions(output_partition_graphs=True), run_metadata=…"
         )
     # Without this check a wrong graph would look like a step without all-reduces.
-    if not recorded_in(graph):
+    if not all_reduces(graph):
         raise AuditError(
             f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for"
             " a tf.function pass a function that runs its first step; an all-reduce inside"
@@ -163,7 +163,7 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
     """
     calls: List[Audited] = []
     skipped: List[Tuple[str, str]] = []
-    for built in recorded_in(graph):
+    for built in all_reduces(graph):
         traffics = [traffic for traffic in executed.traffics if traffic.all_reduce is built]
         reason = _reason_to_skip(built, traffics, graph)
         if reason:
@@ -206,8 +206,8 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
         step()
     new_graphs = [graph for graph in recorded_graphs() if id(graph) not in ids_before]
     # The training step has most all-reduces, because others only add up metrics.
-    for graph in sorted(new_graphs, key=lambda graph: -len(recorded_in(graph))):
-        scopes = [built.scope for built in recorded_in(graph)]
+    for graph in sorted(new_graphs, key=lambda graph: -len(all_reduces(graph))):
+        scopes = [built.scope for built in all_reduces(graph)]
         for function in functions:
             prefix = _prefix_of(scopes, function.partition_graphs)
             if prefix is not None:

@@ -12,8 +12,9 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Un
 import tensorflow as tf
 
 from ..errors import AuditError
-from ..graph.devices import device_fields, devices_match, is_among
-from ..graph.record import AllReduce, SentTensor, recorded_in
+from ..graph.devices import device_fields, devices_match, is_among, tower_at
+from ..graph.op_names import is_of_gradient
+from ..graph.record import AllReduce, SentTensor, all_reduces
 from .partitions import Crossing, crossings
 
 OTHER_HOSTS = "other hosts"
@@ -21,7 +22,6 @@ _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
 # Grappler neither folds nor merges these, because the client feeds them.
 _FED = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _UPDATE = re.compile(r"(Resource)?(Sparse)?Apply|(Resource)?Scatter|Assign")
-_CUT = re.compile(r"(flat|cut)(_\d+)?$")  # the ops that read a gradient which is then cut
 
 # The first tower on a device; the name of a device that belongs to no tower; or OTHER_HOSTS
 Place = Union[int, str]
@@ -104,7 +104,7 @@ class ExecutedStep:
         self.traffics: List[Traffic] = []
         self.strayed: Dict[str, List[str]] = defaultdict(list)
         self._traffic_by_scope: Dict[str, Traffic] = {}
-        for all_reduce in recorded_in(graph):
+        for all_reduce in all_reduces(graph):
             check_devices(all_reduce)
             for tensor in all_reduce.tensors:
                 traffic = Traffic(all_reduce, tensor)
@@ -169,10 +169,10 @@ class ExecutedStep:
 
         It is whole, so that it belongs to no chunk yet, and no plan has its copy.
         """
-        for all_reduce in recorded_in(self._graph):
+        for all_reduce in all_reduces(self._graph):
             scope = self._prefix + all_reduce.scope
             ours = [reader[len(scope) :] for reader in crossing.readers if reader.startswith(scope)]
-            if any(map(_CUT.match, ours)):
+            if any(map(is_of_gradient, ours)):
                 src = _place(crossing.src, all_reduce.devices)
                 dst = _place(crossing.dst, all_reduce.devices)
                 line = f"{crossing.op!r}: not planned {src}→{dst}, before it is cut"
@@ -230,24 +230,6 @@ class ExecutedStep:
             if len(needed) <= traffic.executed[pair]:
                 missing = traffic.planned[pair] - traffic.executed[pair]
                 traffic.unneeded[pair] = max(0, missing)
-
-
-def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
-    """Return the first tower whose device is the executed ``device``; None if there is none.
-
-    Of several names that may mean it, such as ``""`` and ``"/cpu:1"``, the one that says most
-    counts.
-
-    Args:
-        device: the name of an executed node's device.
-        devices: K devices, as an all-reduce was built for them.
-    """
-
-    def said(tower: int) -> int:
-        return sum(field is not None for field in device_fields(devices[tower]))
-
-    towers = [tower for tower, wanted in enumerate(devices) if devices_match(device, wanted)]
-    return max(towers, key=said, default=None)
 
 
 def _place(device: str, devices: Sequence[Any]) -> Place:

@@ -13,6 +13,7 @@ from .allreduce import (
     checked_layout,
     copy_from_roots,
     copy_from_tower_0,
+    layout_of,
     sums_on,
     sums_only,
 )
@@ -20,4 +21,4 @@ from .devices import device_strings
 
 __all__ = ["add_ops", "allreduce_grads", "allreduce_grads_and_vars"]
 __all__ += ["allreduce_grads_hierarchical", "checked_layout", "copy_from_roots"]
-__all__ += ["copy_from_tower_0", "device_strings", "sums_on", "sums_only"]
+__all__ += ["copy_from_tower_0", "device_strings", "layout_of", "sums_on", "sums_only"]

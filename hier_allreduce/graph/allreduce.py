@@ -35,12 +35,12 @@ from .columns import (
 from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
 from .lead import limit_lead
-from .measuring import measurement
 from .names import check_scope, variable_names
 from .packing import Packing
 from .record import describe, log_once, record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
 from .sparse import RowSum, gradients, made_dense
+from .substitution import Call, Caller, Rows, chosen_for
 from .sums import Context, Sum
 
 if TYPE_CHECKING:
@@ -105,11 +105,7 @@ def allreduce_grads(
         ClusterError: not K towers on each host, or no graph for a session.
     """
     check_arguments(unknown, "allreduce_grads", _OPTIONS)
-    devices = device_strings(devices)  # K
-    check_existence(devices)
-    rows = checked_rows(all_grads, devices)  # K × N
-    strategy = strategy_from(strategy)
-    layout = checked_layout(rows, devices, average, strategy, cluster)  # C chunks
+    layout = layout_of(all_grads, devices, average, strategy, cluster, Caller())  # C chunks
     return add_ops(layout, name)  # K × N
 
 
@@ -194,6 +190,22 @@ def allreduce_grads_and_vars(
 # ---- the road ------------------------------------------------------------------------------------
 
 
+def layout_of(
+    all_grads: Any,
+    devices: Sequence[Any],
+    average: bool,
+    strategy: Union[str, Strategy, None],
+    cluster: Optional[Cluster],
+    caller: Caller,
+) -> Layout:
+    """Return the layout of K rows of N gradients as a user gives them; no op is added."""
+    devices = device_strings(devices)  # K
+    check_existence(devices)
+    rows = checked_rows(all_grads, devices)  # K × N
+    strategy = strategy_from(strategy)
+    return checked_layout(rows, devices, average, strategy, cluster, caller=caller)
+
+
 def checked_layout(
     rows: Sequence[Sequence[Any]],
     devices: Sequence[Any],
@@ -202,6 +214,7 @@ def checked_layout(
     cluster: Optional[Cluster] = None,
     names: Optional[Sequence[str]] = None,
     load: Optional[Load] = None,
+    caller: Caller = Caller(),  # noqa: B008  it never changes
 ) -> Layout:
     """Return the layout of K rows of N gradients; no op is added.
 
@@ -213,6 +226,7 @@ def checked_layout(
         cluster: the hosts.
         names: of the N variables; by default those of the gradients.
         load: with it, each variable has one root.
+        caller: the front end, and its update.
 
     Raises: as :func:`allreduce_grads`.
     """
@@ -220,7 +234,9 @@ def checked_layout(
     check_average(average)
     check_cluster(cluster)
     hosts = 1 if cluster is None else cluster.size
-    strategy = measurement().strategy(strategy, hosts)
+    call = Call(rows, tuple(devices), bool(average), strategy, hosts, *caller)
+    chosen = chosen_for(call)
+    strategy = chosen.strategy or strategy
     # Hosts have different rows, and a collective needs equal shapes, so rows become dense.
     if hosts > 1:
         strategy = replace(strategy, sparse="dense")
@@ -228,11 +244,11 @@ def checked_layout(
 
     # Decide which gradients share a chunk, and by which steps each chunk travels.
     layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
-    layout = layout._replace(average=bool(average), cluster=cluster)
-    measurement().planned(layout, strategy, load)
-    if len(devices) > 1:
-        line = describe(layout)
+    layout = layout._replace(average=bool(average), cluster=cluster, substitute=chosen)
+    if len(devices) > 1 and chosen.reduce is None:
+        layout = layout._replace(description=describe(layout))
         # Eagerly each step is a call, and may have other numbers of rows.
+        line = layout.description
         log_once(line.partition(";")[0] if tf1.executing_eagerly() else line)
     return layout
 
@@ -250,8 +266,12 @@ def add_ops(layout: Layout, name: Optional[str] = None) -> List[Tuple[Any, ...]]
         kinds = [(column.name, column.dtype, column.shape) for column in layout.columns]
         settings = {"average": layout.average, "layout": layout.fingerprint}
         layout.cluster.ops.announce(scope, len(layout.devices), kinds, settings)
-    rows = _reduced(layout, scope)  # K × N
-    return list(measurement().reduced(rows))
+    chosen = layout.substitute
+    if chosen.reduce is None:
+        rows: Rows = _reduced(layout, scope)  # K × N
+    else:
+        rows = chosen.reduce(list(zip(*(column.grads for column in layout.columns))))
+    return list(map(tuple, rows if chosen.then is None else chosen.then(rows)))
 
 
 def _reduced(

@@ -158,6 +158,24 @@ def is_among(device: Optional[str], existing: Iterable[str]) -> bool:
     return any(devices_match(one, device) for one in existing)
 
 
+def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
+    """Return the first tower whose device is the executed ``device``; None if there is none.
+
+    Of several names that may mean it, such as ``""`` and ``"/cpu:1"``, the one that says most
+    counts.
+
+    Args:
+        device: the name of an executed node's device.
+        devices: K devices, as an all-reduce was built for them.
+    """
+
+    def said(tower: int) -> int:
+        return sum(field is not None for field in device_fields(devices[tower]))
+
+    towers = [tower for tower, wanted in enumerate(devices) if devices_match(device, wanted)]
+    return max(towers, key=said, default=None)
+
+
 def is_gpu(device: Any) -> bool:
     """Return whether a device is known to be a GPU."""
     return _type_of(device) == "GPU"

@@ -29,6 +29,7 @@ from .columns import Column, bytes_of_row, itemsize_of, row_counts
 from .devices import all_on_cpu
 from .lead import takes_edges
 from .names import op_names
+from .substitution import Substitute
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -53,6 +54,8 @@ class Layout(NamedTuple):
         has_edges: whether the towers' backward passes wait for earlier sums.
         average: the mean instead of the sum.
         cluster: the hosts; None for one.
+        substitute: what is built instead of it, in a program that is measured.
+        description: a line about it for the log.
     """
 
     columns: Sequence[Column]
@@ -64,15 +67,21 @@ class Layout(NamedTuple):
     has_edges: bool = False
     average: bool = False
     cluster: Optional[Cluster] = None
+    substitute: Substitute = Substitute()
+    description: str = ""
 
     @property
     def fingerprint(self) -> str:
         """A text that differs between hosts with different plans; names do not count."""
+        return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {self.digest}"
+
+    @property
+    def digest(self) -> str:
+        """A text that differs between plans of other chunks, steps, dtypes or edges."""
         # Hosts compare the names one by one, so that an error can tell which of them differ.
         unnamed = [chunk._replace(name="") for chunk in self.chunks]
         decisions = repr((unnamed, self.wire, self.has_edges))
-        digest = hashlib.sha256(decisions.encode()).hexdigest()
-        return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {digest[:12]}"
+        return hashlib.sha256(decisions.encode()).hexdigest()[:12]
 
     @property
     def hosts(self) -> int:

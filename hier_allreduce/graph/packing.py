@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ..planning.chunks import Range
 from .layout import Layout
+from .op_names import CUT, FLAT, JOINED, PACK, SHAPED, UNPACK
 from .sums import Context
 
 
@@ -35,11 +36,11 @@ class Packing:
         tensor_by_range: Dict[Range, Any] = {}
         for grad, ranges in zip(grads, self._ranges):
             if grad is not None:
-                flat = grad if ranges[0].is_whole else self._shaped(tower, grad, [-1], "flat")
-                tensor_by_range.update(self._split(tower, flat, ranges, "cut"))
+                flat = grad if ranges[0].is_whole else self._shaped(tower, grad, [-1], FLAT)
+                tensor_by_range.update(self._split(tower, flat, ranges, CUT))
         chunks = []
         for chunk in self._layout.chunks:
-            op_name = f"{chunk.name}/pack"
+            op_name = f"{chunk.name}/{PACK}"
             chunks.append(self._joined(tower, tensor_by_range, chunk.ranges, op_name))
         return chunks
 
@@ -48,14 +49,14 @@ class Packing:
         tensor_by_range: Dict[Range, Any] = {}
         for chunk, reduced in zip(self._layout.chunks, chunks):
             if reduced is not None:
-                op_name = f"{chunk.name}/unpack"
+                op_name = f"{chunk.name}/{UNPACK}"
                 tensor_by_range.update(self._split(tower, reduced, chunk.ranges, op_name))
         grads = []
         for ranges, column in zip(self._ranges, self._layout.columns):
-            grad = self._joined(tower, tensor_by_range, ranges, "joined")
+            grad = self._joined(tower, tensor_by_range, ranges, JOINED)
             # A whole gradient has kept its shape; others were flat.
             if grad is not None and not ranges[0].is_whole:
-                grad = self._shaped(tower, grad, column.shape.as_list(), "shaped")
+                grad = self._shaped(tower, grad, column.shape.as_list(), SHAPED)
             grads.append(grad)
         return grads
 

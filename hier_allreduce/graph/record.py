@@ -1,4 +1,4 @@
-"""The record of each all-reduce in a graph, and a line about it for the log.
+"""What was built: the record of each all-reduce in a graph, and a line about it for the log.
 
 ``audit`` compares the records with the nodes that TensorFlow executed.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -15,54 +14,65 @@ import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
-from ..planning.plan import Schedule, sums_in
+from ..planning.plan import Schedule, root_of, sums_in
 from .columns import has_rows_only
-from .devices import all_on_cpu, session_with
+from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout, size_of
+from .op_names import is_of_sum
 
 _log = logging.getLogger("hier_allreduce")
-# Else a program that sets up logging for warnings only, as absl does, would not show what is built.
-if _log.level == logging.NOTSET:
-    _log.setLevel(logging.INFO)
 
 
 class SentTensor(NamedTuple):
-    """One tensor that towers send: a chunk, or the values or indices of a sparse gradient.
+    """One tensor that towers send: a chunk, or the values or indices of a sparse gradient."""
 
-    Attributes:
-        name: every op of it is named ``scope + name + "/…"``.
-        variables: the names of the variables in it.
-        schedule: the steps by which it travels.
-        elements: the elements of one copy; None where the shape is known only when the training
-            step runs.
-        is_rows: whether it is of a sparse gradient, and has as many ``elements`` at most.
-        copied: the op whose tensor is copied as it is, without a sum; "" if there is none.
-    """
+    name: str  # its ops are named scope + name + "/…"
+    variables: Tuple[str, ...]  # the names of the variables in it
+    schedule: Schedule  # the steps by which it travels: sums to its root, copies from there
+    elements: Optional[int]  # of one copy; None where only the training step knows
+    dtype: str  # in which it travels
+    is_rows: bool  # whether it is of a sparse gradient, and has as many elements at most
+    copied: str  # the op whose tensor is copied as it is, without a sum; "" if there is none
 
-    name: str
-    variables: Tuple[str, ...]
-    schedule: Schedule
-    elements: Optional[int]
-    is_rows: bool
-    copied: str
+    @property
+    def root(self) -> int:
+        """The tower that has its sum first."""
+        return root_of(self.schedule)
+
+    @property
+    def bytes(self) -> Optional[int]:
+        """The size of one copy; None where only the training step knows."""
+        return None if self.elements is None else self.elements * tf.as_dtype(self.dtype).size
+
+    def __str__(self) -> str:
+        variables = ", ".join(self.variables[:3]) + (", …" if len(self.variables) > 3 else "")
+        size = "unknown size" if self.bytes is None else amount(self.bytes)
+        at_most = "≤ " if self.is_rows else ""
+        return f"{self.name}: {at_most}{size} in {self.dtype} on tower {self.root}: {variables}"
 
 
 class AllReduce(NamedTuple):
-    """One all-reduce, as it was built.
+    """One all-reduce, as it was built; ``print`` it."""
 
-    Attributes:
-        scope: the name scope of its ops.
-        algorithm: the name of the plan's algorithm.
-        devices: the devices of K towers.
-        hosts: the number of hosts.
-        tensors: the tensors that travel.
-    """
+    scope: str  # the name scope of its ops
+    algorithm: str  # the name of the plan's algorithm
+    devices: Tuple[Any, ...]  # of K towers
+    hosts: int  # the number of hosts
+    tensors: Tuple[SentTensor, ...]  # that travel, in the order of their chunks
+    description: str  # the line of the log
+    plan: str  # a digest that all-reduces with the same chunks and steps share
 
-    scope: str
-    algorithm: str
-    devices: Tuple[Any, ...]
-    hosts: int
-    tensors: Tuple[SentTensor, ...]
+    def tower_at(self, device: str) -> Optional[int]:
+        """Return the first tower on an executed op's device; None if there is none."""
+        return tower_at(device, self.devices)
+
+    @staticmethod
+    def is_of_sum(op_name: str) -> bool:
+        """Return whether an op in the scope takes part in a sum, or in its mean."""
+        return is_of_sum(op_name)
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.scope} {self.description}", *map(str, self.tensors)])
 
 
 _all_reduces: weakref.WeakKeyDictionary[Any, List[AllReduce]] = weakref.WeakKeyDictionary()
@@ -73,13 +83,23 @@ def recorded_graphs() -> List[Any]:
     return list(_all_reduces)
 
 
-def recorded_in(graph: Any) -> List[AllReduce]:
-    """Return the all-reduces built in ``graph``, in building order."""
-    return list(_all_reduces.get(graph, ()))
+def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
+    """Return what was built in a graph: each all-reduce, in building order.
+
+    ::
+
+        for built in hier_allreduce.all_reduces(session.graph):
+            print(built)              # its algorithm, chunks and bytes, and each chunk
+
+    Args:
+        graph: a ``tf.Graph``, or that of a function; by default the current one. Eager calls build
+            nothing.
+    """
+    return list(_all_reduces.get(tf1.get_default_graph() if graph is None else graph, ()))
 
 
 def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
-    """Record an all-reduce of K rows of C chunks for :func:`recorded_in`; nothing for eager ops."""
+    """Record an all-reduce of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
     sent: List[SentTensor] = []
@@ -108,8 +128,19 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
                 width = shape[1:].num_elements()
                 elements = None if None in (height, width) else height * width
             in_ops = chunk.name + ending
-            sent.append(SentTensor(in_ops, variables, chunk.steps, elements, is_sparse, copied))
-    built = AllReduce(scope, layout.plan.algorithm, layout.devices, layout.hosts, tuple(sent))
+            is_index = ending == ".indices"
+            dtype = str(tensor.dtype.name) if is_index else layout.wire_dtype(chunk)
+            steps = chunk.steps
+            sent.append(SentTensor(in_ops, variables, steps, elements, dtype, is_sparse, copied))
+    built = AllReduce(
+        scope,
+        layout.plan.algorithm,
+        layout.devices,
+        layout.hosts,
+        tuple(sent),
+        layout.description or f"{layout.plan.algorithm}, {count(len(sent), 'tensor')}",
+        layout.digest,
+    )
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
 
 
@@ -176,11 +207,5 @@ def _sent_dense(layout: Layout) -> str:
 
 @lru_cache(maxsize=None)
 def log_once(line: str) -> None:
-    """Log a line, the same one once in a process.
-
-    Where the program has set up no logging it is printed, because nobody would see it otherwise.
-    """
-    if _log.hasHandlers():
-        _log.info(line)
-    else:
-        print(f"hier_allreduce: {line}", file=sys.stderr)
+    """Log a line, the same one once in a process."""
+    _log.info(line)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ..compat import tf1
 from ..planning.plan import Reduce
+from .op_names import SENT, SUM
 from .sums import Context, Sum
 
 NARROW_DTYPES = ("float16", "bfloat16")
@@ -69,12 +70,12 @@ class SixteenBitSum(Sum):
 
         If it is a running mean, multiply it by its weight in the mean that it becomes part of.
         """
-        wide = tf.cast(tensor, tf.float32, name=f"{self.name}/sum")
+        wide = tf.cast(tensor, tf.float32, name=f"{self.name}/{SUM}")
         if self.context.average and weight < 1:
-            return tf.multiply(wide, weight, name=f"{self.name}/sum")
+            return tf.multiply(wide, weight, name=f"{self.name}/{SUM}")
         return wide
 
     def _narrowed(self, tower: int, tensor: Any) -> Any:
         """Return a tensor in 16 bits, cast before it leaves its tower."""
         with tf1.device(self.devices[tower]):
-            return tf.cast(tensor, self._wire, name=f"{self.name}/sent")
+            return tf.cast(tensor, self._wire, name=f"{self.name}/{SENT}")

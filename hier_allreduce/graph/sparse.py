@@ -19,6 +19,7 @@ from ..planning.plan import Copy, Reduce
 from .columns import Column, dtype_of, static_shape
 from .devices import any_on_gpu
 from .layout import Layout
+from .op_names import COPY, GATHER, SUM
 from .sixteen_bit import NARROW_DTYPES
 from .sums import Context, Sum
 
@@ -46,13 +47,13 @@ class RowSum(Sum):
         indices = [here.indices, *(slices.indices for slices in received)]
         axis = self.context.constant(step.dst, 0, is_hidden=True)
         with tf1.device(self.devices[step.dst]):
-            all_rows = _concat(rows, axis, f"{self.name}.values/gather")
-            all_indices = _concat(indices, axis, f"{self.name}.indices/gather")
+            all_rows = _concat(rows, axis, f"{self.name}.values/{GATHER}")
+            all_indices = _concat(indices, axis, f"{self.name}.indices/{GATHER}")
             # TensorFlow 2 has this on GPUs. 1.15 has it on the CPU only, where indices then go.
             unique, places = tf.unique(all_indices, name=f"{self.name}.indices/unique")
             height = tf.size(unique, name=f"{self.name}.indices/height")
             total = tf.math.unsorted_segment_sum(
-                all_rows, places, height, name=f"{self.name}.values/sum"
+                all_rows, places, height, name=f"{self.name}.values/{SUM}"
             )
         return tf.IndexedSlices(total, unique)
 
@@ -63,7 +64,7 @@ class RowSum(Sum):
 
     def copy(self, step: Copy, slices: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
-            indices = tf.identity(slices.indices, name=f"{self.name}.indices/copy")
+            indices = tf.identity(slices.indices, name=f"{self.name}.indices/{COPY}")
         return tf.IndexedSlices(self._row_sum.copy(step, slices.values), indices)
 
     def as_result(self, tower: int, slices: Any) -> Any:

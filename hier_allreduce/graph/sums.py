@@ -10,6 +10,7 @@ from ..compat import DTYPES_WITHOUT_ADD, tf1
 from ..planning.plan import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
 from .layout import Layout
+from .op_names import ACROSS, COLUMN, COPY, MEAN, SUM
 
 
 class Context:
@@ -80,7 +81,7 @@ class Sum(ChunkOps[Any]):
 
     def copy(self, step: Copy, tensor: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
-            return tf.identity(tensor, name=f"{self.name}/copy")
+            return tf.identity(tensor, name=f"{self.name}/{COPY}")
 
     def as_result(self, tower: int, tensor: Any) -> Any:
         """Return a reduced tensor as the result; called under the tower's device."""
@@ -106,17 +107,17 @@ class Sum(ChunkOps[Any]):
             for term, tower in zip(terms, towers):
                 height = self.context.constant(tower, (-1, 1), is_hidden=True)
                 with tf1.device(self.devices[tower]):
-                    columns.append(tf.reshape(term, height, name=f"{self.name}/column"))
+                    columns.append(tf.reshape(term, height, name=f"{self.name}/{COLUMN}"))
             lengths = self.context.constant(dst, tuple(shape.as_list()))
             with tf1.device(self.devices[dst]):
-                total = tf.add_n(columns, name=f"{self.name}/sum")
-                return tf.reshape(total, lengths, name=f"{self.name}/sum")
+                total = tf.add_n(columns, name=f"{self.name}/{SUM}")
+                return tf.reshape(total, lengths, name=f"{self.name}/{SUM}")
         with tf1.device(self.devices[dst]):
             if are_known and len(terms) == 2 and terms[0].dtype.name not in DTYPES_WITHOUT_ADD:
-                return tf.add(*terms, name=f"{self.name}/sum")
+                return tf.add(*terms, name=f"{self.name}/{SUM}")
             # Shapes may turn out to differ when the training step runs. Then add would broadcast
             # them, and add_n raises an error.
-            total = tf.add_n(terms, name=f"{self.name}/sum")
+            total = tf.add_n(terms, name=f"{self.name}/{SUM}")
         total.set_shape(shape.merge_with(total.shape))
         return total
 
@@ -126,11 +127,11 @@ class Sum(ChunkOps[Any]):
             return total
         weight = 1.0 / self.context.contributions
         with tf1.device(self.devices[root]):
-            return tf.multiply(total, weight, name=f"{self.name}/mean")
+            return tf.multiply(total, weight, name=f"{self.name}/{MEAN}")
 
     def over_hosts(self, root: int, total: Any) -> Any:
         """Return the sum of all hosts' totals."""
         if self.context.shared_ops is None:
             return total
         with tf1.device(self.devices[root]):
-            return self.context.shared_ops.all_reduce(total, root, f"{self.name}/across")
+            return self.context.shared_ops.all_reduce(total, root, f"{self.name}/{ACROSS}")

@@ -6,10 +6,10 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from ..compat import mirrored_factory, replica_values
+from ..compat import mirrored_factory, replica_values, without_autograph
 from ..errors import HierAllreduceError
-from ..graph import allreduce_grads
-from ..graph.measuring import Rows, measurement
+from ..graph import add_ops, layout_of
+from ..graph.substitution import Caller
 from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -62,9 +62,6 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
                 " page about Keras shows"
             )
-        # The baseline is TensorFlow's all-reduce that is being measured; None in other programs.
-        baseline = measurement().baseline("keras")
-        self._baseline = getattr(tf.distribute, baseline)() if baseline else None
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
     def __iter__(self) -> NoReturn:
@@ -133,13 +130,10 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 places_by_devices.setdefault(devices, []).append(place)
         for devices, places in places_by_devices.items():
             pairs = [value_destination_pairs[place] for place in places]
-            if self._baseline:
-                theirs = self._baseline.batch_reduce(reduce_op, pairs, *options)
-                reduced: Rows = measurement().reduced(list(zip(*map(replica_values, theirs))))
-            else:
-                columns = [replica_values(replicas) for replicas, _ in pairs]
-                grads = list(zip(*columns))  # K × N
-                reduced = allreduce_grads(grads, devices, average, self._strategy)
+            columns = [replica_values(replicas) for replicas, _ in pairs]
+            grads = list(zip(*columns))  # K × N
+            caller = Caller("keras", arguments=(reduce_op, pairs, *options))
+            reduced = _all_reduced(grads, devices, average, self._strategy, caller)
             # The class of a result is not public. The result of ``broadcast``, which is, has it.
             if devices not in self._makers:
                 example = self.broadcast(tf.constant(0.0), pairs[0][1])
@@ -147,6 +141,13 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             for place, column in zip(places, zip(*reduced)):
                 mirrored[place] = self._makers[devices](column)
         return mirrored
+
+
+@without_autograph
+def _all_reduced(
+    grads: Sequence[Any], devices: Any, average: bool, strategy: Strategy, caller: Caller
+) -> List[Any]:
+    return add_ops(layout_of(grads, devices, average, strategy, None, caller))
 
 
 def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Set
 import tensorflow as tf
 
 from ..compat import tf1
-from ..graph.record import recorded_in
+from ..graph.record import all_reduces
 from ..needs import needed_by
 
 
@@ -34,7 +34,7 @@ def announcement(optimizer: Any, update: Any, built_before: int) -> List[str]:
     lines += [f"optimizer: {key}={setting}" for key, setting in numbers_of(optimizer).items()]
     # All-reduces are left out, because some of their ops know which host this is. Initial values
     # are, because no step needs them.
-    all_reduces = tuple(built.scope for built in recorded_in(update.graph))
+    all_reduces = tuple(built.scope for built in all_reduces(update.graph))
     needed = needed_by([update])
     digest_by_op: Dict[Any, str] = {}
     constants: Set[float] = set()

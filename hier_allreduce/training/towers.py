@@ -27,6 +27,7 @@ from ..graph.columns import dtype_of, fits, grads_in, variables_in
 from ..graph.devices import is_gpu
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
+from ..graph.substitution import Caller
 from ..planning.chunks import Load
 from .options import Options
 from .reads import Reads, writers_of, writes_among
@@ -45,6 +46,8 @@ class Towers(NamedTuple):
         scope: ``scope(tower)`` is the context of a tower's update.
         may_have_references: whether variables may be reference variables, of which the front end
             warns; not where new values are copied to other towers.
+        front_end: ``"towers"`` or ``"tensorpack"``.
+        update: which of the three it is, once that is chosen.
     """
 
     rows: Sequence[Pairs]
@@ -52,6 +55,8 @@ class Towers(NamedTuple):
     options: Options
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
     may_have_references: bool = False
+    front_end: str = "towers"
+    update: str = ""
 
     @property
     def grads(self) -> List[Any]:
@@ -71,7 +76,8 @@ class Towers(NamedTuple):
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
         options = self.options.average, self.options.strategy, self.options.cluster
         names = variable_names(self.variables, self.devices)
-        return checked_layout(self.grads, self.devices, *options, names, load)
+        caller = Caller(self.front_end, self.update)
+        return checked_layout(self.grads, self.devices, *options, names, load, caller)
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""

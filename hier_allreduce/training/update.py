@@ -154,6 +154,7 @@ def update_towers(
     towers = with_rows(optimizer, checked_towers(towers, earlier))
 
     update, reason = _chosen_update(optimizer, towers)
+    towers = towers._replace(update=update)
     # A front end may let reference variables be, but not where new values of them are copied.
     are_copied = update != "replicated" and len(towers.devices) > 1
     if are_copied or not towers.may_have_references:

@@ -11,7 +11,7 @@ from emulated_gpu import plugin
 from helpers.forks import run_forked
 from helpers.real_gpus import ARE_EMULATED
 
-from hier_allreduce.commands.doctor import copies
+from hier_allreduce_tools.doctor import copies
 
 pytestmark = pytest.mark.skipif(not ARE_EMULATED, reason="needs emulated GPUs")
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -39,7 +39,7 @@ from hier_allreduce.graph import (
     sums_only,
 )
 from hier_allreduce.graph.names import op_names
-from hier_allreduce.graph.record import recorded_in
+from hier_allreduce.graph.record import all_reduces
 from hier_allreduce.planning.chunks import Load
 
 
@@ -262,7 +262,7 @@ def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
             gradients_on(gpus_or_cpus(3), powers_of_two(3, 2)), gpus_or_cpus(3), name=name
         )
         assert all(tensor.op.name.startswith(scope) for row in result for tensor in row)
-    assert [call.scope for call in recorded_in(graph)] == scopes
+    assert [call.scope for call in all_reduces(graph)] == scopes
 
 
 def test_names_of_ops_are_made_unique_and_valid():

@@ -14,7 +14,7 @@ from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, session, tf1
 from helpers.rows import powers_of_two
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
-from hier_allreduce.graph.record import recorded_in
+from hier_allreduce.graph.record import all_reduces
 from hier_allreduce.planning import rule
 from hier_allreduce.planning.algorithms import flat_hierarchical, hierarchical, schedules_of
 from hier_allreduce.planning.plan import root_of
@@ -102,7 +102,7 @@ def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
     rows = gradients_on(gpus_or_cpus(towers), [row[:2] for row in VALUES[:towers]])
     allreduce_grads(rows, gpus_or_cpus(towers), strategy="muji")
     allreduce_grads(rows, gpus_or_cpus(towers), strategy=Strategy("flat", main=0))
-    tree, flat = recorded_in(graph)
+    tree, flat = all_reduces(graph)
     others = tuple(range(1, towers))
     assert {tensor.schedule for tensor in flat.tensors} == {
         (Reduce(others, 0), *(Copy(0, dst) for dst in others))
@@ -122,7 +122,7 @@ def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
 def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
     grads = gradients_on(gpus_or_cpus(towers), powers_of_two(towers, variables=10))
     result = allreduce_grads_hierarchical(grads, gpus_or_cpus(towers))
-    (call,) = recorded_in(graph)
+    (call,) = all_reduces(graph)
     half = (towers + 1) // 2
     for variable, tensor in enumerate(call.tensors):
         sums = [step for step in tensor.schedule if isinstance(step, Reduce)]
@@ -141,7 +141,7 @@ def test_presets_that_pack_share_chunks(graph, name):
     values = [np.ones([size], "float32") for size in (9, 300, 1000)]
     rows = gradients_on(gpus_or_cpus(4), [values] * 4)
     allreduce_grads(rows, gpus_or_cpus(4), strategy=name)
-    (call,) = recorded_in(graph)
+    (call,) = all_reduces(graph)
     assert [len(tensor.variables) for tensor in call.tensors] == [3]
     if name == "chainer":  # one main, and None counts as zeros
         assert call.tensors[0].schedule[0] == Reduce((1, 2, 3), 0)
@@ -173,7 +173,7 @@ def test_on_gpus_the_last_gradient_goes_through_two_groups(
         with tf.device(device):
             rows.append([tf1.placeholder("float32", [size * MB]) for size in megabytes])
     allreduce_grads(rows, devices, strategy=strategy)
-    (call,) = recorded_in(graph)
+    (call,) = all_reduces(graph)
     by_groups = schedules_of(hierarchical, towers)
     through_groups: set = set()
     roots: Counter = Counter()
@@ -196,7 +196,7 @@ def test_the_last_gradient_has_the_same_sums(graph, monkeypatch, towers, average
     for tower in range(towers):
         values.append([np.arange(size, dtype="float32") + 2.0**tower for size in sizes])
     reduced = allreduce_grads(gradients_on(gpus_or_cpus(towers), values), devices, average)
-    schedules = {tensor.schedule for tensor in recorded_in(graph)[0].tensors}
+    schedules = {tensor.schedule for tensor in all_reduces(graph)[0].tensors}
     assert schedules & set(schedules_of(hierarchical, towers))
     assert schedules & set(schedules_of(flat_hierarchical, towers))
     expected = [sum(row[n] for row in values) / (towers if average else 1) for n in range(4)]

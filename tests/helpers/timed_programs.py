@@ -6,7 +6,7 @@ from pathlib import Path
 BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
-from hier_allreduce.commands.tune.protocol import ProgramFacts, Request
+from hier_allreduce_tools.tune.protocol import ProgramFacts, Request
 
 with open("groups", "a") as file:
     print(os.getpgrp(), file=file)

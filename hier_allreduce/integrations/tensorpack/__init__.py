@@ -10,7 +10,6 @@ from ..._lazy import require
 require("tensorpack", __name__)  # before the imports below, which need it
 
 from .accumulation import OrderedAccumGrad  # noqa: E402
-from .cost import CostCallback  # noqa: E402
 from .trainer import HierarchicalTrainer  # noqa: E402
 
-__all__ = ["CostCallback", "HierarchicalTrainer", "OrderedAccumGrad"]
+__all__ = ["HierarchicalTrainer", "OrderedAccumGrad"]

@@ -21,7 +21,6 @@ from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import device_strings
 from ...graph.columns import check_arguments, variables_in, warn_of_references
-from ...graph.measuring import measurement
 from ...planning.strategy import Strategy
 from ...training.attributes import unchanged
 from ...training.options import Transform, checked_options
@@ -29,7 +28,6 @@ from ...training.replicas import PeriodicComparison, broadcast, comparison, repl
 from ...training.towers import Pairs, ReplicatedVariables, Towers
 from ...training.update import check_optimizer, update_towers
 from .accumulation import with_ordered_accumulation
-from .baselines import train_by_baseline
 from .copies import CopyBeforeEpochs, broadcast_to_hosts
 from .names import with_missing_pairs
 from .sessions import creator_for_hosts, creator_for_towers
@@ -218,13 +216,6 @@ class HierarchicalTrainer(SingleCostTrainer):
                 f"tensorpack's layers need Keras 2 ({error}): {install}, and"
                 " set TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
             ) from error
-        # A measurement may put tensorpack's own all-reduce and updates in the place of ours.
-        baseline = measurement().baseline("tensorpack", self._options.update)
-        if baseline:
-            self.train_op, sync = train_by_baseline(
-                baseline, get_opt_fn(), rows, self.devices, self._options
-            )
-            return [CopyBeforeEpochs(sync, self.BROADCAST_EVERY_EPOCH, "SyncVariables")]
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
         replicas = self._update_towers(optimizer, with_missing_pairs(rows))
@@ -265,6 +256,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             # The state of all towers but the first is local, so that it is not saved.
             scope=lambda tower: override_to_local_variable(enable=tower > 0),
             may_have_references=True,
+            front_end="tensorpack",
         )
         if len(self.devices) > 1:
             warn_of_references(variables_in(rows[0]))

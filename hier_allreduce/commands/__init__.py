@@ -1,7 +1,0 @@
-"""The command line: ``hier-allreduce COMMAND``, also ``python -m hier_allreduce``."""
-
-from __future__ import annotations
-
-from .entry import main
-
-__all__ = ["main"]

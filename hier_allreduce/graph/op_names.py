@@ -1,0 +1,30 @@
+"""The names of ops, by which audits and measurements know what an op is for.
+
+::
+
+    SCOPE / CHUNK / sum             the scope of an all-reduce, its chunk, what the op does
+    SCOPE / cut                     a whole gradient, which belongs to no chunk yet
+"""
+
+from __future__ import annotations
+
+import re
+
+FLAT, CUT, PACK = "flat", "cut", "pack"  # a tower's gradient, on its way into chunks
+COLUMN, SENT, GATHER = "column", "sent", "gather"  # what is added up
+SUM, MEAN, ACROSS = "sum", "mean", "across"  # its sum, also over hosts
+COPY, UNPACK, JOINED, SHAPED = "copy", "unpack", "joined", "shaped"  # its way back
+
+# Grappler adds numbers to names, and a sum over hosts is several ops.
+_OF_SUM = re.compile(rf"(^|[/_])({COLUMN}|{SENT}|{GATHER}|{SUM}|{MEAN})(_\d+)?$|/{ACROSS}/[^/]+$")
+_OF_GRADIENT = re.compile(rf"({FLAT}|{CUT})(_\d+)?$")
+
+
+def is_of_sum(op_name: str) -> bool:
+    """Return whether an op of an all-reduce takes part in a sum, or in its mean."""
+    return bool(_OF_SUM.search(op_name))
+
+
+def is_of_gradient(name_in_scope: str) -> bool:
+    """Return whether an op reads a gradient that is then cut, by its name without the scope."""
+    return bool(_OF_GRADIENT.match(name_in_scope))

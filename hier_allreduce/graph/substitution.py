@@ -1,0 +1,71 @@
+"""The seam through which a program that is measured takes another all-reduce.
+
+::
+
+    checked_layout ──► choose(Call) ──► Substitute.strategy        plans with another strategy
+    add_ops        ──► Substitute.reduce, instead of our ops       another library's all-reduce
+                   ──► Substitute.then                             adds a clock to the results
+
+Only :func:`substitute` sets it. Without it nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..planning.strategy import Strategy
+
+Rows = Sequence[Sequence[Any]]  # K×N gradients
+
+
+class Caller(NamedTuple):
+    """What builds an all-reduce: a front end, for one of the three updates or for none."""
+
+    front_end: str = "towers"
+    update: str = ""
+    arguments: Tuple[Any, ...] = ()
+
+
+class Call(NamedTuple):
+    """An all-reduce that a program is about to build; it has no op yet."""
+
+    rows: Rows  # K×N gradients
+    devices: Tuple[Any, ...]  # K
+    average: bool  # the mean instead of the sum
+    strategy: Strategy  # the program's
+    hosts: int
+    front_end: str  # "towers", "keras" or "tensorpack"
+    update: str  # "replicated", "once" or "sharded"; empty if the program itself updates
+    arguments: Tuple[Any, ...]  # of "keras": those of CrossDeviceOps.batch_reduce
+
+
+class Substitute(NamedTuple):
+    """What is built instead; each field left out means: as without it."""
+
+    strategy: Optional[Strategy] = None  # to plan with
+    reduce: Optional[Callable[[Rows], Rows]] = None  # K×N gradients to K×N sums or means
+    then: Optional[Callable[[Rows], Rows]] = None  # adds ops to K×N reduced gradients
+
+
+Choose = Callable[[Call], Substitute]
+_chosen: List[Choose] = []
+
+
+def substitute(choose: Optional[Choose]) -> None:
+    """Let a function choose what is built in the place of every all-reduce from now on.
+
+    It is for programs that measure, such as ``hier-allreduce tune``::
+
+        tree = hier_allreduce.Strategy("tree")
+        hier_allreduce.substitute(lambda call: hier_allreduce.Substitute(strategy=tree))
+
+    Args:
+        choose: gets a :class:`Call`, returns a :class:`Substitute`, and adds no op. It may raise an
+            error, which the program then gets. None ends the substitution.
+    """
+    _chosen[:] = [] if choose is None else [choose]
+
+
+def chosen_for(call: Call) -> Substitute:
+    """Return what is built instead of an all-reduce."""
+    return _chosen[0](call) if _chosen else Substitute()

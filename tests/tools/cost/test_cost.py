@@ -1,0 +1,409 @@
+"""The cost of a step: pieces of traces of a real GPU, computed here a second time, and of runs."""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from typing import DefaultDict
+
+import pytest
+import tensorflow as tf
+from helpers import traces
+from helpers.graphs import config, session, tf1
+
+from hier_allreduce import (
+    AuditError,
+    CostHook,
+    HierAllreduceError,
+    Strategy,
+    allreduce_grads_and_vars,
+    cost,
+)
+from hier_allreduce_tools.cost.cost import cost_of
+
+NONE, OURS_FAR, OURS_BUSY, PACKED = (
+    "h100-no-all-reduce-0.5",
+    "h100-ours-0.0",
+    "h100-ours-0.5",
+    "h100-tensorpack-packed-0.5",
+)
+TO_THE_MICROSECOND = 0.0015
+
+
+@pytest.fixture(scope="module", params=traces.NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(name):
+    return cost_of(traces.step_stats(name), traces.all_reduces(name))
+
+
+class Hand:
+    """A trace as a person reads it, who knows the names in this one program."""
+
+    def __init__(self, name):
+        self.nodes = {}
+        self.kernels = defaultdict(list)  # by stream
+        self.sends = {}  # (source, number): (stream, begin, end, bytes)
+        for row in traces.rows(name):
+            if row.device.startswith("/job:"):
+                self.nodes[row.name] = row
+                continue
+            stream = int(re.findall(r"stream:(\d+)", row.device)[0])
+            op = row.name.rpartition(":")[2]
+            node = row.name[: -len(op) - 1]
+            times = (row.begin / 1e3, (row.begin + row.end) / 1e3)
+            if op == "_Send":
+                source, number = node.rsplit("/_", 1)
+                self.sends[source, int(number)] = (stream, *times, int(row.label[len("size:") :]))
+            else:
+                self.kernels[stream].append((*times, node, op))
+        self.zero = min(begin for works in self.kernels.values() for begin, *_ in works)
+        self.stream = {}
+        for stream, works in self.kernels.items():
+            towers = {int(n) for *_, node, _ in works for n in re.findall(r"^c\d/tower(\d)/", node)}
+            (tower,) = towers
+            self.stream[tower] = stream
+
+    def works(self, tower):
+        shifted = []
+        for begin, end, node, op in sorted(self.kernels[self.stream[tower]]):
+            shifted.append((begin - self.zero, end - self.zero, node, op))
+        return shifted
+
+    def pass_end(self, tower):
+        """Gradients are those of tf.fill; tensorpack packs and cuts them before it sends any."""
+        packing = r"GradientPacker/(concatenated_grads(_\d)?|split(_[1-7])?)"
+        ends = []
+        for _, end, node, op in self.works(tower):
+            if op == "Fill" or re.fullmatch(packing, node):
+                ends.append(end)
+        return max(ends)
+
+    def busy(self, tower, until):
+        """Milliseconds with a kernel."""
+        busy = now = 0.0
+        for begin, end, *_ in self.works(tower):
+            begin, end = max(begin, now), min(end, until)
+            busy += max(0.0, end - begin)
+            now = max(now, end)
+        return busy
+
+
+@pytest.fixture(scope="module")
+def hand(name):
+    return Hand(name)
+
+
+# ---- one H100, cut into 8 logical GPUs ---------------------------------------------------------
+
+
+def test_passes_and_steps_end_when_the_streams_say_so(found, hand):
+    assert len(found.towers) == 8
+    for number, tower in enumerate(found.towers):
+        works = hand.works(number)
+        assert tower.pass_end == pytest.approx(hand.pass_end(number), abs=TO_THE_MICROSECOND)
+        assert tower.end == pytest.approx(max(end for _, end, *_ in works), abs=TO_THE_MICROSECOND)
+    assert found.step == max(tower.end for tower in found.towers)
+
+
+def test_the_pieces_of_each_tower_add_up_to_its_step(found, hand):
+    for number, tower in enumerate(found.towers):
+        in_pass = sum(tower.busy.values()) + sum(tower.gaps.values())
+        assert in_pass == pytest.approx(tower.pass_end, abs=TO_THE_MICROSECOND)
+        assert sum(tower.after.values()) == pytest.approx(tower.end - tower.pass_end, abs=0.002)
+        busy = hand.busy(number, tower.pass_end)
+        assert sum(tower.busy.values()) == pytest.approx(busy, abs=TO_THE_MICROSECOND)
+
+
+def test_kernels_in_the_pass_have_the_kinds_of_their_ops(found, hand):
+    if not found.chunks:
+        return
+    kinds = {"pack": "pack", "sum": "sum", "mean": "sum", "unpack": "unpack", "joined": "unpack"}
+    for number, tower in enumerate(found.towers):
+        busy: DefaultDict[str, float] = defaultdict(float)
+        for begin, end, node, op in hand.works(number):
+            name = re.sub(r"_\d+$", "", node.rpartition("/")[2])
+            is_update = op == "ResourceApplyGradientDescent"
+            kind = "update" if is_update else kinds.get(name, "pass")
+            busy[kind] += max(0.0, min(end, tower.pass_end) - begin)
+        for kind, ms in busy.items():  # some kernels overlap by a microsecond
+            assert tower.busy.get(kind, 0) == pytest.approx(ms, abs=0.01)
+
+
+def test_updates_after_the_pass_are_counted(found, hand):
+    for number, tower in enumerate(found.towers):
+        late = [
+            node
+            for begin, _, node, op in hand.works(number)
+            if op == "ResourceApplyGradientDescent" and begin >= tower.pass_end
+        ]
+        assert tower.updates_after == len(late)
+
+
+def test_each_sender_sends_for_as_long_as_its_stream_says(found, hand):
+    for number in range(8):
+        # TensorFlow makes four streams for a GPU, and sends on the last of them
+        sends = [send for send in hand.sends.values() if send[0] == hand.stream[number] + 3]
+        links = [link for link in found.links if link.src == number]
+        ms = sum(end - begin for _, begin, end, _ in sends)
+        assert sum(link.ms for link in links) == pytest.approx(ms, abs=TO_THE_MICROSECOND)
+        assert sum(link.bytes for link in links) == sum(size for *_, size in sends)
+        assert sum(link.copies for link in links) == len(sends)
+
+
+def test_the_numbers_that_were_read_by_hand():
+    base, far, busy, packed = (
+        cost_of(traces.step_stats(name), traces.all_reduces(name))
+        for name in (NONE, OURS_FAR, OURS_BUSY, PACKED)
+    )
+    assert round(base.towers[0].pass_end, 1) == 97.0
+    tower = busy.towers[0]
+    assert (round(tower.pass_end, 1), round(tower.end, 1)) == (100.6, 103.7)
+    assert round(tower.after["update"], 1) == 1.9 and tower.updates_after == 77
+    first = far.chunks[0]
+    assert first.sent == pytest.approx(42.0, abs=0.05)
+    assert first.summed == pytest.approx(75.5, abs=0.05)
+    assert busy.summary.startswith("step 104.4 ms; after the pass 1.9 ms: updates 1.6")
+    assert "busiest sender GPU 5" in busy.summary and not busy.remedy
+    assert packed.step - packed.last.pass_end > 5 * (busy.step - busy.last.pass_end)
+    assert [tower.updates_after for tower in packed.towers] == [161] * 8
+    words = "The updates waited 5.2 ms for the processor, which launches 161 of"
+    assert packed.remedy.startswith(words)
+
+
+@pytest.mark.parametrize("name", [OURS_FAR, OURS_BUSY], indirect=True)
+def test_chunks_are_sent_summed_and_copied_when_their_ops_say_so(found, hand):
+    assert len(found.chunks) == 41
+    assert [chunk.ready for chunk in found.chunks] == sorted(chunk.ready for chunk in found.chunks)
+    for chunk in found.chunks:
+        scope = f"hier_allreduce/{chunk.name}"
+        total = hand.nodes[f"{scope}/sum"]
+        assert total.device.endswith(f"GPU:{chunk.root}") and chunk.hops == 2
+        ends = {node: end for _, end, node, _ in hand.works(chunk.root)}
+        received = re.findall(r"([^ (]+)/_(\d+)[,)]", total.label)
+        assert len(received) == 7
+        up = [hand.sends[source, int(number) - 1] for source, number in received]
+        down = [send for (source, _), send in hand.sends.items() if source == f"{scope}/mean"]
+        assert len(down) == 7
+        for time, works in ((chunk.sent, up), (chunk.copied, down)):
+            last = max(end for _, _, end, _ in works) - hand.zero
+            assert time == pytest.approx(last, abs=TO_THE_MICROSECOND)
+        assert chunk.summed == pytest.approx(ends[f"{scope}/mean"], abs=TO_THE_MICROSECOND)
+        assert chunk.ready <= chunk.sent <= chunk.summed <= chunk.copied <= chunk.updated
+
+
+@pytest.mark.parametrize("name", [NONE], indirect=True)
+def test_a_step_without_all_reduce_has_no_chunks_and_no_copies(found):
+    assert found.chunks == () and found.links == () and not found.remedy
+    assert re.fullmatch(
+        r"step 97\.6 ms; after the pass 0\.0 ms; the processor was [\d.]+ ms ahead", found.summary
+    )
+
+
+def test_json_has_the_numbers_of_the_step(found):
+    read = json.loads(found.to_json())
+    assert read["summary"] == found.summary and read["step"] == found.step
+    assert [tower["pass_end"] for tower in read["towers"]] == [t.pass_end for t in found.towers]
+    assert len(read["chunks"]) == len(found.chunks) and len(read["links"]) == len(found.links)
+    assert "bars" not in read
+
+
+@pytest.mark.parametrize("name", [OURS_BUSY], indirect=True)
+def test_the_picture_is_written_in_formats_of_matplotlib(found, tmp_path):
+    pytest.importorskip("matplotlib")
+    for ending in ("png", "svg"):
+        found.draw(tmp_path / f"cost.{ending}")
+    text = (tmp_path / "cost.svg").read_text()
+    assert all(words in text for words in ("GPU 7", "updates", "sums", "copies that it sends"))
+    with pytest.raises(HierAllreduceError, match="ends with no format of matplotlib"):
+        found.draw(tmp_path / "cost.picture")
+
+
+@pytest.mark.parametrize("name", [OURS_BUSY], indirect=True)
+def test_it_prints_a_line_and_tables_of_towers_chunks_and_links(found):
+    lines = str(found).splitlines()
+    assert lines[0] == found.summary
+    assert sum(line.startswith("c1.tower0.") for line in lines) == 41
+    assert sum(line.startswith("GPU ") for line in lines) == 8 + 8
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+STEP_ON_CPU = pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_costs.py")
+TRACED = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+
+
+def training_step(towers=3, wire=None):
+    """Add a step of matrix products to the graph, and return its updates."""
+    devices = [f"/cpu:{tower}" for tower in range(towers)]
+    rows = []
+    for tower, device in enumerate(devices):
+        with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+            values = tf.ones([100, 100])
+            variables = []
+            for layer in range(4):
+                matrix = tf1.get_variable(f"w{layer}", [100, 100], use_resource=True)
+                values = tf.nn.relu(tf.matmul(values, matrix))
+                variables.append(matrix)
+            rows.append(list(zip(tf.gradients(tf.reduce_sum(values), variables), variables)))
+    updates = []
+    one_by_one = Strategy(chunk_bytes=0, wire_dtype=wire)
+    reduced = allreduce_grads_and_vars(rows, devices, average=True, strategy=one_by_one)
+    for device, row in zip(devices, reduced):
+        with tf.device(device):
+            optimizer = tf1.train.GradientDescentOptimizer(0.1)
+            updates += [optimizer.apply_gradients([pair]) for pair in row]
+    return tf.group(*updates)
+
+
+def metadata_of(fetched):
+    seen = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        for _ in range(2):
+            sess.run(fetched)
+        sess.run(fetched, options=TRACED, run_metadata=seen)
+    return seen
+
+
+def ends_in(metadata):
+    """Return the nodes on CPU devices, each with its end in ms after the first start."""
+    stats = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    zero = min(node.all_start_micros for node in stats)
+    return [
+        (node.node_name, (node.all_start_micros - zero + node.op_end_rel_micros) / 1e3)
+        for node in stats
+    ]
+
+
+@STEP_ON_CPU
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_a_step_on_cpu_devices_is_told_from_its_ops(graph, wire):
+    metadata = metadata_of(training_step(wire=wire))
+    found = cost(metadata, graph)
+    assert len(found.towers) == 3 and found.links == () and found.processor_ahead == 0
+    for number, tower in enumerate(found.towers):
+        assert tower.device.endswith(f"CPU:{number}")
+        pieces = [*tower.busy.values(), *tower.gaps.values(), *tower.after.values()]
+        assert sum(pieces) == pytest.approx(tower.end)
+        assert {"pass"} <= set(tower.busy) and 0 < tower.pass_end <= tower.end <= found.step
+    assert len(found.chunks) == 4
+    for chunk in found.chunks:
+        times = [chunk.ready or 0, chunk.summed or 0, chunk.updated or 0]
+        assert times[0] > 0 and times == sorted(times)
+        assert chunk.sent is None and chunk.copied is None
+        # In 16 bits each tower's result is made wide again, which is no part of the sum.
+        ours = [(node, end) for node, end in ends_in(metadata) if f"/{chunk.name}/" in node]
+        if wire is None:
+            (mean,) = (end for node, end in ours if node.endswith("/mean"))
+            assert chunk.summed == pytest.approx(mean, abs=TO_THE_MICROSECOND)
+        else:
+            sent = [end for node, end in ours if "/sent" in node]
+            widened = [end for node, end in ours if "/widened" in node]
+            assert max(sent) <= chunk.summed < min(widened)
+    assert re.match(r"step [\d.]+ ms; after the pass [\d.]+ ms[:;] ", found.summary)
+    assert "GPU" not in str(found)
+
+
+@STEP_ON_CPU
+def test_the_current_graph_is_the_default(graph):
+    assert len(cost(metadata_of(training_step())).chunks) == 4
+
+
+@STEP_ON_CPU
+def test_one_tower_has_a_cost_too(graph):
+    (tower,) = cost(metadata_of(training_step(towers=1)), graph).towers
+    assert 0 < tower.pass_end <= tower.end
+
+
+def test_a_step_without_a_trace_is_an_error_that_says_how_to_trace(graph):
+    training_step()
+    with pytest.raises(AuditError, match=r"no trace; run the step with options=.*FULL_TRACE"):
+        cost(tf1.RunMetadata(), graph)
+    with pytest.raises(AuditError, match=r"expected the RunMetadata of a session\.run"):
+        cost(None, graph)
+
+
+def test_a_run_without_the_all_reduce_is_an_error(graph):
+    training_step()
+    with pytest.raises(AuditError, match="none of the graph's all-reduces; fetch the updates"):
+        cost(metadata_of(tf1.global_variables()), graph)
+
+
+# ---- the hook ----------------------------------------------------------------------------------
+
+
+class Seen(tf1.train.SessionRunHook):
+    """Notes which runs were traced."""
+
+    def __init__(self):
+        self.traced = []
+
+    def after_run(self, run_context, run_values):
+        self.traced.append(bool(run_values.run_metadata.step_stats.dev_stats))
+
+
+def train(steps, *hooks):
+    with tf1.train.SingularMonitoredSession(hooks=list(hooks), config=config()) as sess:
+        for _ in range(steps):
+            sess.run(tf1.get_collection("step"))
+
+
+@STEP_ON_CPU
+def test_the_hook_traces_one_step_and_no_other(graph, tmp_path, caplog):
+    tf1.add_to_collection("step", training_step())
+    caplog.set_level("INFO", "hier_allreduce")
+    seen, hook = Seen(), CostHook(step=3, folder=tmp_path / "new" / "cost")
+    assert hook.cost is None
+    train(5, hook, seen)
+    assert seen.traced == [False, False, True, False, False]
+    assert hook.cost is not None and hook.cost.summary in caplog.text
+    written = tmp_path / "new" / "cost"
+    assert (written / "cost.txt").read_text(encoding="utf-8") == f"{hook.cost}\n"
+    assert json.loads((written / "cost.json").read_text())["step"] == hook.cost.step
+
+
+@STEP_ON_CPU
+def test_without_matplotlib_the_hook_says_why_it_draws_none(graph, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    tf1.add_to_collection("step", training_step())
+    caplog.set_level("INFO", "hier_allreduce")
+    train(2, CostHook(step=1, folder=tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"cost.txt", "cost.json"}
+    assert "is written: a picture needs matplotlib: " in caplog.text
+
+
+@STEP_ON_CPU
+def test_training_goes_on_if_the_hook_cannot_write(graph, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    tf1.add_to_collection("step", training_step())
+    caplog.set_level("INFO", "hier_allreduce")
+    train(3, CostHook(step=1, folder=tmp_path / "file"))
+    assert f"not all of {tmp_path / 'file'} is written: " in caplog.text
+
+
+@STEP_ON_CPU
+def test_the_hook_without_a_folder_writes_nothing(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tf1.add_to_collection("step", training_step())
+    train(2, CostHook(step=1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_goes_on_if_the_step_has_no_cost(graph, caplog):
+    training_step()
+    tf1.add_to_collection("step", tf1.get_variable("w", [2], use_resource=True))
+    caplog.set_level("INFO", "hier_allreduce")
+    hook = CostHook(step=1)
+    train(2, hook)
+    assert hook.cost is None
+    assert "no cost of this step: " in caplog.text
+
+
+@pytest.mark.parametrize("step", [0, -1, 1.0, True, "1"])
+def test_a_step_that_never_comes_is_an_error(step):
+    with pytest.raises(HierAllreduceError, match=f"step={step!r}: expected the number of a step"):
+        CostHook(step)

@@ -1,0 +1,122 @@
+"""``doctor --copies``: bits and speeds of copies, on CPU devices and as GPUs give them."""
+
+from itertools import permutations
+
+import pytest
+
+from hier_allreduce import HierAllreduceError
+from hier_allreduce_tools.doctor import copies
+from hier_allreduce_tools.doctor.copies import MeasuredCopy
+
+CPUS = ["/cpu:0", "/cpu:1"]
+GPUS = ["/gpu:0", "/gpu:1", "/gpu:2"]
+REMEDY = "; turn off the IOMMU and ACS in the firmware, or update the driver"
+POLLING = "Error polling for event status: failed to query event: CUDA_ERROR_ILLEGAL_ADDRESS"
+E_LINE = f"2025-11-27 09:54:12.185653: E tensorflow/cuda/cuda_event.cc:29] {POLLING}"
+F_LINE = "2025-11-27 09:54:12.185654: F tensorflow/gpu/gpu_event_mgr.cc:220] Unexpected status: 1"
+# A TensorFlow that prints the lines of its log level, and ends by a signal.
+DIES = """
+import os, sys
+level = int(os.environ["TF_CPP_MIN_LOG_LEVEL"])
+for line in {lines}:
+    if "IWEF".index(line.split()[2]) >= level:
+        print(line, file=sys.stderr, flush=True)
+os.abort()
+"""
+# A TensorFlow that does as the copier with its first pair, dies at the second, and starts no more.
+DIES_LATER = """
+import os
+from pathlib import Path
+begun = Path(__file__).with_name("begun")
+if not begun.exists():
+    begun.touch()
+    print('{}', '{"differ": 0, "rate": 2e10}', sep=os.linesep, flush=True)
+os.abort()
+"""
+
+
+def test_bits_of_cpu_devices_are_compared():
+    found = copies.copy_all(CPUS)
+    assert list(found) == [("/cpu:0", "/cpu:1"), ("/cpu:1", "/cpu:0")]
+    assert [(copy.differ, copy.fault) for copy in found.values()] == [(0, "")] * 2
+    assert copies.faults(found) == []
+    assert copies.report(CPUS, found).splitlines() == [
+        "bits after copies of 32 MiB, from row to column",
+        "        /cpu:0  /cpu:1",
+        "/cpu:0       .   equal",
+        "/cpu:1   equal       .",
+    ]
+
+
+def test_a_copy_that_does_not_end_is_a_fault_of_its_pair(monkeypatch):
+    monkeypatch.setattr(copies, "LIMIT", 0.001)
+    (fault,) = copies.faults(copies.copy_all(CPUS))
+    pairs = "copies /cpu:0 → /cpu:1, /cpu:1 → /cpu:0"
+    assert fault.startswith(f"{pairs}: no answer for 0.001 s{REMEDY}")
+
+
+def test_a_device_that_does_not_exist_is_an_error():
+    with pytest.raises(
+        HierAllreduceError, match=r"TensorFlow cannot use /gpu:99: the process ended: .*Error"
+    ):
+        copies.copy_all(["/gpu:99", "/cpu:0"])
+
+
+@pytest.mark.parametrize(
+    "lines, cause",
+    [
+        ([E_LINE, F_LINE], f"SIGABRT: {POLLING}"),
+        ([F_LINE], "SIGABRT: Unexpected status: 1"),
+        ([], "SIGABRT"),
+    ],
+)
+def test_a_signal_is_told_with_its_cause(monkeypatch, tmp_path, lines, cause):
+    (tmp_path / "tensorflow.py").write_text(DIES.format(lines=lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(HierAllreduceError) as error:
+        copies.copy_all(GPUS)
+    assert str(error.value) == f"TensorFlow cannot use /gpu:0: the process ended: {cause}"
+
+
+def test_what_was_measured_is_not_lost_if_tensorflow_starts_no_more(monkeypatch, tmp_path):
+    (tmp_path / "tensorflow.py").write_text(DIES_LATER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = copies.copy_all(GPUS)
+    first, second, *others = found.values()
+    assert first == MeasuredCopy(rate=2e10)
+    assert second.fault == "the process ended: SIGABRT"
+    why = "not tried: TensorFlow cannot use /gpu:0: the process ended: SIGABRT"
+    assert [copy.fault for copy in others] == [why] * 4
+    assert any(why in line for line in copies.faults(found))
+
+
+def test_pairs_whose_bits_differ_are_in_one_line():
+    found = {pair: MeasuredCopy(differ=9**k) for k, pair in enumerate(permutations(GPUS, 2))}
+    (line,) = copies.faults(found)
+    assert line.startswith("copies /gpu:0 → /gpu:1, /gpu:0 → /gpu:2, ")
+    assert f"/gpu:2 → /gpu:1: 1 to 59049 bytes of 32 MiB arrive changed{REMEDY}" in line
+
+
+def test_speeds_and_faults_of_gpus_are_in_one_table():
+    found = {pair: MeasuredCopy(rate=22.4e9) for pair in permutations(GPUS, 2)}
+    found["/gpu:0", "/gpu:2"] = MeasuredCopy(differ=3, rate=9e9)
+    found["/gpu:1", "/gpu:2"] = MeasuredCopy(fault="no answer for 10 s")
+    found["/gpu:2", "/gpu:0"] = MeasuredCopy(fault="the process ended: InternalError")
+    found["/gpu:2", "/gpu:1"] = MeasuredCopy(rate=0.0)
+    found["/gpu:1", "/gpu:0"] = MeasuredCopy(
+        fault="out of memory: /gpu:1 has no 64 MiB for TensorFlow"
+    )
+    assert copies.report(GPUS, found).splitlines() == [
+        "GB/s of copies of 32 MiB, from row to column",
+        "           /gpu:0  /gpu:1  /gpu:2",
+        "/gpu:0          .      22  DIFFER",
+        "/gpu:1  NO MEMORY       .  NO END",
+        "/gpu:2     FAILED       ?       .",
+    ]
+    full = "out of memory: /gpu:1 has no 64 MiB for TensorFlow; end other programs on it"
+    assert [line.partition(REMEDY)[0] for line in copies.faults(found)] == [
+        "copies /gpu:0 → /gpu:2: 3 bytes of 32 MiB arrive changed",
+        f"copies /gpu:1 → /gpu:0: {full} (`nvidia-smi` lists them), and try again",
+        "copies /gpu:1 → /gpu:2: no answer for 10 s",
+        "copies /gpu:2 → /gpu:0: the process ended: InternalError",
+    ]

@@ -1,0 +1,369 @@
+"""``doctor``: facts about a machine, known problems with their remedies, groups along NVLinks."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from helpers.nvidia_smi import table_of
+
+from hier_allreduce_tools.doctor.nvidia_smi import ask_nvidia_smi, groups_of
+
+# A TensorFlow whose GPUs are those of the variable FAKE_GPUS; it prints the lines of its log level.
+TENSORFLOW = """
+import json, os, sys
+from types import SimpleNamespace as Some
+facts = json.loads(os.environ["FAKE_GPUS"])
+level = int(os.environ["TF_CPP_MIN_LOG_LEVEL"])
+lines = [line for line in facts["complaint"].splitlines() if "IWEF".index(line[0]) >= level]
+print(*lines, sep="\\n", file=sys.stderr)
+__version__ = "2.21.0"
+test = Some(is_built_with_cuda=lambda: facts["cuda"])
+"""
+DEVICE_LIB = """
+from types import SimpleNamespace as Some
+from tensorflow import facts
+
+def list_local_devices():
+    exec(facts["fault"])
+    def gpu(number, peers):
+        links = Some(links=Some(link=[Some(device_id=peer) for peer in peers]))
+        described = f"device: {number}, name: {facts['model']}, pci bus id: 0000:01:00.0"
+        return Some(name=f"/device:GPU:{number}", device_type="GPU", memory_limit=1 << 34,
+                    locality=links, physical_device_desc=described)
+    return [Some(device_type="CPU"), *(gpu(*gpu_) for gpu_ in enumerate(facts["peers"]))]
+"""
+# An nvidia-smi: its listing, its table, and its exit status, from files beside it.
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in topo) cat "$0.table" ;; *) cat "$0.listing" ;; esac
+exit $(cat "$0.status")
+"""
+FAILS = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that"
+    " the latest NVIDIA driver is installed and running."
+)
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.1"
+THIRD_DGX_1V = Path(__file__).parent / "nvidia_smi" / "8x-v100-sxm2-32gb-sys-nv1-nv2-nic18.txt"
+
+
+def all_peers(count):
+    """Return for each GPU the numbers of all others, which it can reach."""
+    gpus = range(count)
+    return [[*gpus[:gpu], *gpus[gpu + 1 :]] for gpu in gpus]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """``machine(peers=[[1], [0]], …)``: make this machine one with such GPUs."""
+
+    def made(
+        peers=(), cuda=True, complaint="", fault="", model="Tesla V100", smi=None, **variables
+    ):
+        """Make a machine.
+
+        ``peers`` has those of each GPU that TensorFlow sees, and ``fault`` is run when it lists
+        them; ``smi`` is the number of GPUs that nvidia-smi sees, or its (listing, table, status).
+        The lines of ``complaint`` begin with I, W, E or F.
+        """
+        packages = tmp_path / "packages"
+        client = packages / "tensorflow" / "python" / "client"
+        client.mkdir(parents=True)
+        (packages / "tensorflow" / "__init__.py").write_text(TENSORFLOW)
+        (client / "device_lib.py").write_text(DEVICE_LIB)
+        monkeypatch.setenv("PYTHONPATH", str(packages))
+        facts = {"cuda": cuda, "complaint": complaint, "fault": fault, "model": model}
+        facts["peers"] = list(peers)
+        monkeypatch.setenv("FAKE_GPUS", json.dumps(facts))
+        monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/bin", "/usr/bin"]))
+        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+        if isinstance(smi, int):
+            listing = "".join(f"{model}, 535.1, GPU-{k:x}{k:x}\n" for k in range(smi))
+            smi = (listing, table_of(smi, "SYS"), 0)
+        if smi:
+            program = tmp_path / "nvidia-smi"
+            program.write_text(NVIDIA_SMI)
+            program.chmod(0o755)
+            for name, content in zip(("listing", "table", "status"), smi):
+                (tmp_path / f"nvidia-smi.{name}").write_text(str(content))
+
+    return made
+
+
+@pytest.fixture
+def problems(run):
+    """``problems("doctor")``: the numbered lines at the end, the lines before them."""
+
+    def problems(*arguments):
+        status, out, _ = run("doctor", *arguments)
+        *lines, last = out.rstrip("\n").split("\n\n")
+        numbered = [] if last == "no known problems" else last.splitlines()
+        assert [line.split(". ")[0] for line in numbered] == [
+            str(number) for number in range(1, len(numbered) + 1)
+        ]
+        assert status == (1 if numbered else 0)
+        return [line.split(". ", 1)[1] for line in numbered], "\n\n".join(lines)
+
+    return problems
+
+
+# ---- a machine that is as it says --------------------------------------------------------------
+
+
+def test_a_good_machine_has_no_problems(machine, problems):
+    machine(all_peers(4), smi=4)
+    found, text = problems()
+    assert found == []
+    assert "nvidia-smi: Tesla V100, driver 535.1\n" * 4 in text
+    assert f"\n\n{table_of(4, 'SYS')}" in text  # with the tab before its header
+    assert "TensorFlow 2.21.0, built with CUDA, sees 4 GPUs" in text
+    assert "  /device:GPU:2 Tesla V100, 16 GiB, peers: 0, 1, 3" in text
+
+
+def test_gpus_that_nvidia_smi_does_not_see_are_no_problem(machine, problems):
+    """As in a container without nvidia-smi."""
+    machine(all_peers(4))
+    found, text = problems()
+    assert found == []
+    assert "nvidia-smi: not found on PATH" in text and "sees 4 GPUs" in text
+    assert "no GPUs" not in text
+
+
+def test_gpus_of_a_plug_in_have_no_known_peers(machine, problems):
+    machine([[], []], cuda=False)
+    found, text = problems()
+    assert found == []
+    assert "built without CUDA, sees 2 GPUs\n  /device:GPU:0 Tesla V100, 16 GiB\n" in text
+
+
+def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
+    listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(10))
+    machine(all_peers(10), smi=(listing, table_of(10, "NV6"), 0))
+    assert problems()[0] == []
+
+
+# ---- known problems ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "facts, line",
+    [
+        ({"smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
+        ({"smi": (MISMATCH, "", 18)}, "NVML library version: 535.1): the driver was updated"),
+        ({"peers": all_peers(4), "smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
+        ({"smi": 1, "cuda": False}, "uses 0 of 1 GPU, since it is built without CUDA: see"),
+        (
+            {
+                "smi": 2,
+                "complaint": "W trt: Could not load dynamic library 'libnvinfer.so.7'; x\n"
+                "W gpu: Could not load dynamic library 'libcudnn.so.8'; x",
+            },
+            "uses 0 of 2 GPUs (Could not load dynamic library 'libcudnn.so.8'): install the CUDA",
+        ),
+        (
+            {
+                "peers": [[]],
+                "smi": 2,
+                "complaint": "I gpu: Ignoring visible gpu device (device: 1) with core count: 4.",
+            },
+            "uses 1 of 2 GPUs (Ignoring visible gpu device (device: 1) with core count: 4.): it",
+        ),
+        (
+            {"peers": [[]], "smi": 8, "complaint": "I gpu: Created device"},
+            "uses 1 of 8 GPUs: it leaves out old and small ones, such as those that drive a display"
+            ", and CUDA shows it one part of split ones (MIG: `nvidia-smi -L` lists the parts)",
+        ),
+        (
+            {"smi": 2, "fault": "raise RuntimeError('CUDA_ERROR_OUT_OF_MEMORY')"},
+            "TensorFlow cannot list its GPUs: RuntimeError: CUDA_ERROR_OUT_OF_MEMORY; `nvidia-smi`",
+        ),
+        (
+            {"smi": 2, "complaint": "I cpu: AVX", "fault": "import os\nos.abort()"},
+            "TensorFlow cannot list its GPUs: SIGABRT; `nvidia-smi` shows who uses them",
+        ),
+        (
+            {"smi": 2, "CUDA_VISIBLE_DEVICES": ""},
+            "'CUDA_VISIBLE_DEVICES=' hides all GPUs: unset it",
+        ),
+        (
+            {"peers": [[]], "smi": 2, "CUDA_VISIBLE_DEVICES": "1,2"},
+            "CUDA_VISIBLE_DEVICES=1,2: '2' is no GPU here, and hides itself and all after it",
+        ),
+        (
+            {"peers": [[], [0]], "model": "RTX 4090"},
+            "no peer access from /device:GPU:0 to all others, so that copies go through main",
+        ),
+        (
+            {"peers": all_peers(10)},
+            "CUDA lets a GPU reach 8 others directly, unless an NVSwitch joins them, and",
+        ),
+        (
+            {"peers": all_peers(4), "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"},
+            "leave auto_jit out of TF_XLA_FLAGS",
+        ),
+    ],
+)
+def test_a_problem_has_its_remedy(machine, problems, facts, line):
+    machine(**facts)
+    found, _ = problems()
+    assert len(found) == 1 and line in found[0]
+
+
+def test_fewer_cores_than_gpus_want_more_threads(machine, problems, monkeypatch):
+    machine(all_peers(4))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    found, _ = problems()
+    assert len(found) == 1 and found[0].startswith("2 cores for 4 GPUs: ")
+    assert found[0].endswith("inter_op_parallelism_threads=8")
+
+
+@pytest.mark.parametrize(
+    "source, line",
+    [
+        (
+            "raise ImportError('no libcudart')",
+            "1. TensorFlow cannot be used, install one that fits this processor and",
+        ),
+        (
+            "import os, signal, sys\nprint('unrelated', file=sys.stderr, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGILL)",
+            "this processor and Python: SIGILL\n",
+        ),
+        (
+            "raise TypeError('Descriptors cannot be created directly.')",
+            "this processor and Python: TypeError: Descriptors cannot be created directly.\n",
+        ),
+        ("import sys\nsys.exit(3)", "this processor and Python: status 3\n"),
+        (
+            "raise ImportError(\"No module named 'tensorflow'\")",
+            '1. hier_allreduce needs tensorflow: python -m pip install ".[tf]"',
+        ),
+    ],
+)
+def test_a_tensorflow_that_cannot_be_imported_is_the_first_problem(
+    run, monkeypatch, tmp_path, source, line
+):
+    (tmp_path / "tensorflow.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    status, out, _ = run("doctor")
+    assert status == 1 and line in out
+
+
+@pytest.mark.parametrize(
+    "packages, legacy, line",
+    [
+        (["tensorflow", "tensorflow_cpu"], "1", "overwrite each other's files: uninstall all"),
+        (
+            ["tensorpack", "keras-10.1"],
+            "1",
+            'Keras 2: pip install --no-deps "tf_keras==2.21.*", and set TF_USE_LEGACY_KERAS=1',
+        ),
+        (["tensorpack", "keras-3.1", "tf_keras"], "0", "need Keras 2: set TF_USE_LEGACY_KERAS=1"),
+        (["tensorpack", "keras-3.1", "tf_keras"], "1", ""),
+        (["tensorpack", "keras-2.15"], "0", ""),
+    ],
+)
+def test_packages_that_do_not_fit(machine, problems, monkeypatch, tmp_path, packages, legacy, line):
+    machine(TF_USE_LEGACY_KERAS=legacy)
+    for package in packages:
+        name, _, version = package.partition("-")
+        folder = tmp_path / "installed" / f"{name}-{version or 1}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version or 1}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path / "installed")])
+    assert all(line in found for found in problems()[0]) and bool(problems()[0]) == bool(line)
+
+
+# ---- groups ------------------------------------------------------------------------------------
+
+
+GROUPS = (
+    'along the NVLinks: Strategy(algorithm="hierarchical", groups=((0, 1, 2, 3), (7, 6, 5, 4)))'
+)
+
+
+def test_groups_along_the_nvlinks_are_printed(machine, problems, monkeypatch):
+    listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(8))
+    machine(all_peers(4) * 2, smi=(listing, THIRD_DGX_1V.read_text(), 0))
+    assert GROUPS in problems()[1].splitlines()
+    assert groups_of(ask_nvidia_smi()) == ((0, 1, 2, 3), (7, 6, 5, 4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0,1,2,GPU-3,7,6,5,4")
+    assert groups_of(ask_nvidia_smi()) is None
+    assert "along the NVLinks" not in problems()[1]
+
+
+@pytest.mark.parametrize("smi", [None, (FAILS, "", 9), ("", "no table", 0), 1])
+def test_without_a_table_there_are_no_groups(machine, smi):
+    machine(smi=smi)
+    assert groups_of(ask_nvidia_smi()) is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_groups_of_a_saved_text(run, tmp_path, encoding):
+    saved = tmp_path / "topo.txt"
+    saved.write_bytes(THIRD_DGX_1V.read_text().encode(encoding))
+    assert run("doctor", "--topo", saved) == (0, GROUPS + "\n", "")
+    assert run("doctor", "--topo", "-", stdin=saved.read_bytes()) == (0, GROUPS + "\n", "")
+
+
+def test_a_saved_text_whose_halves_are_fine(run):
+    table = (THIRD_DGX_1V.parent / "4x-h100-nvl-phb-nv12.txt").read_bytes()
+    words = (
+        "keep the default, and write no groups=: no two groups follow the NVLinks better than the"
+        " halves\n"
+    )
+    assert run("doctor", "--topo", "-", stdin=table) == (0, words, "")
+
+
+def test_a_saved_text_without_nvlinks(run):
+    damaged = table_of(4, "SYS").replace("X \tSYS", "X \tNV1", 1)
+    status, out, err = run("doctor", "--topo", "-", stdin=damaged)
+    words = "keep the default, and write no groups=: the GPUs of this table have no NVLinks\n"
+    assert (status, out) == (0, words)
+    assert err.startswith("warning: GPU0–GPU1: row GPU0 says NV1, row GPU1 says SYS")
+
+
+def test_a_text_without_a_table_is_an_error(fails, tmp_path):
+    (tmp_path / "topo.txt").write_text("bash: nvidia-smi: command not found")
+    error = fails("doctor", "--topo", tmp_path / "topo.txt")
+    assert f"doctor: --topo {tmp_path}/topo.txt: no table of GPUs" in error
+    error = fails("doctor", "--topo", tmp_path / "none.txt")
+    assert (
+        error.count("none.txt") == 2 and "none.txt: no such file; `nvidia-smi topo -m > " in error
+    )
+    assert "Is a directory" in fails("doctor", "--topo", tmp_path)
+
+
+# ---- copies ------------------------------------------------------------------------------------
+
+
+def test_doctor_copies_between_cpu_devices(run):
+    status, out, err = run("doctor", "--copies", "--devices", "/cpu:0,/cpu:1")
+    assert "/cpu:0       .   equal\n/cpu:1   equal       .\n" in out
+    assert err == "asking nvidia-smi …\nasking TensorFlow for its devices …\ncopying …\n"
+    assert status == (0 if out.endswith("no known problems\n") else 1)
+
+
+def test_errors_have_one_line(fails):
+    assert "--devices goes with --copies" in fails("doctor", "--devices", "/gpu:0,/gpu:1")
+    assert "leave one out" in fails("doctor", "--copies", "--topo", "x")
+    for devices, words in [
+        (
+            "/gpu:0,/gpu:0",
+            "'/gpu:0,/gpu:0': expected two or more different devices, such as /gpu:0,/gpu:1",
+        ),
+        ("/cpu:0", "'/cpu:0': expected two or more different devices"),
+        ("banana,/cpu:0", "'banana' is no device such as /gpu:0 or /cpu:1"),
+    ]:
+        assert words in fails("doctor", "--copies", "--devices", devices)
+
+
+def test_gpus_that_tensorflow_does_not_see_are_an_error(run):
+    status, out, err = run("doctor", "--copies", "--devices", "/gpu:98,/gpu:99")
+    assert (status, out) == (2, "")
+    assert err.endswith(
+        "doctor: --copies: TensorFlow sees 0 GPUs; name --devices such as /cpu:0,/cpu:1\n"
+    )

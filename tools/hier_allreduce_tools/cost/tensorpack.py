@@ -1,0 +1,50 @@
+"""The cost of one step of a tensorpack training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from tensorpack.callbacks import Callback
+from tensorpack.utils import logger
+
+from . import Cost, CostHook
+
+
+class CostCallback(Callback):  # type: ignore[misc]
+    """Traces one step of a training, and logs what it cost: a :class:`.CostHook` for tensorpack.
+
+    ::
+
+        config = TrainConfig(callbacks=[CostCallback()], …)
+
+    Any trainer may have it.
+
+    Args:
+        step: the number of the step that is traced, from 1.
+        folder: gets ``cost.txt``, ``cost.json`` and ``cost.png``; by default the folder of
+            tensorpack's logger, if that has one.
+
+    Attributes:
+        cost: a :class:`.Cost`, after the step; None before it.
+
+    Raises:
+        HierAllreduceError: ``step`` is no whole number from 1 on.
+    """
+
+    _chief_only = False  # each host may have it
+
+    def __init__(self, step: int = 100, folder: Optional[Union[str, Path]] = None):
+        # tensorpack's HookToCallback fails on TensorFlow 2
+        self._hook = CostHook(step, folder or logger.get_logger_dir())
+
+    @property
+    def cost(self) -> Optional[Cost]:
+        """The cost of the step, once it was traced."""
+        return self._hook.cost
+
+    def _before_run(self, ctx: Any) -> Any:
+        return self._hook.before_run(ctx)
+
+    def _after_run(self, ctx: Any, run_values: Any) -> None:
+        self._hook.after_run(ctx, run_values)
