@@ -21,7 +21,6 @@ from ..planning.chunks import Chunk, OwnedBytes
 from ..planning.plan import copies, moves_to, reductions, run
 from ..planning.strategy import Strategy, strategy_from
 from .columns import (
-    check_arguments,
     check_average,
     check_cluster,
     checked_columns,
@@ -46,8 +45,6 @@ from .sums import Context, Sum
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
-_OPTIONS = ("average", "strategy", "name", "cluster")
-
 
 @without_autograph
 def allreduce_grads(
@@ -57,7 +54,6 @@ def allreduce_grads(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
-    **unknown: Any,
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -93,7 +89,6 @@ def allreduce_grads(
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts
             call this function with the same arguments, and the sum, or mean, is over the towers of
             all hosts. Sparse gradients become dense, and the result has no gradients.
-        unknown: options of other libraries, or misspelled ones; the error names ours.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
@@ -104,7 +99,6 @@ def allreduce_grads(
             an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    check_arguments(unknown, "allreduce_grads", _OPTIONS)
     layout = layout_of(all_grads, devices, average, strategy, cluster, Caller())  # C chunks
     return add_ops(layout, name)  # K × N
 
@@ -114,7 +108,6 @@ def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool = False,
-    **unknown: Any,
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1: K×N in, K×N out.
 
@@ -130,7 +123,6 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    check_arguments(unknown, "allreduce_grads_hierarchical", ["average"])
     devices = device_strings(devices)  # K
     strategy = Strategy("hierarchical", chunk_bytes=0)
     # Few rows travel as rows, as they do on the original's way to its adders.
@@ -150,7 +142,6 @@ def allreduce_grads_and_vars(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
-    **unknown: Any,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -167,7 +158,6 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
-    check_arguments(unknown, "allreduce_grads_and_vars", _OPTIONS)
     devices = device_strings(devices)  # K
     check_existence(devices)
     strategy = strategy_from(strategy)
