@@ -19,11 +19,10 @@ from ..compat import (
 )
 from ..errors import HierAllreduceError
 from ..graph import device_strings
-from ..graph.columns import check_arguments
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy
 from .attributes import unchanged
-from .options import Options, Transform, checked_options
+from .options import Transform, checked_options
 from .replicas import (
     Drift,
     PeriodicComparison,
@@ -84,7 +83,6 @@ class TowerOptimizer:
         broadcast_every: int = 0,
         check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
-        **unknown: Any,
     ):
         """The constructor checks the options, and adds no ops.
 
@@ -115,13 +113,11 @@ class TowerOptimizer:
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
-            unknown: misspelled options; the error names ours.
 
         Raises:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
                 optimizer.
         """
-        check_arguments(unknown, "TowerOptimizer", Options._fields)
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"

@@ -1012,8 +1012,6 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
             "SyncReplicasOptimizer .* the optimizer inside it",
         ),
         ({"transform": 1.0}, "transform=1.0: expected a function from N reduced gradients"),
-        ({"mean": True}, r"TowerOptimizer\(mean=True\): it is called average=True here"),
-        ({"updates": "once"}, "'updates' .* did you mean 'update'"),
         ({"strategy": "flatt"}, "did you mean 'flat'"),
         ({"cluster": "hosts.yaml"}, "cluster='hosts.yaml': expected a hier_allreduce.Cluster"),
         ({"devices": []}, "devices is empty"),
