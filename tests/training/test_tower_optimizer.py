@@ -15,7 +15,7 @@ from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 from hier_allreduce.graph.record import log_once
-from hier_allreduce.training.replicas import comparison, is_step_to_compare
+from hier_allreduce.training.equality import comparison, is_step_to_compare
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -336,7 +336,7 @@ def test_towers_are_compared_to_the_bit(graph, kind):
             w = tf1.get_variable("w", [2], use_resource=True)
             options = {"initializer": tf.constant([value, value], dtype), "use_resource": True}
             rows.append([w, tf1.get_variable("w/own", trainable=False, **options)])
-    compare = comparison(rows, gpus_or_cpus(2))
+    compare = comparison(list(zip(*rows)), gpus_or_cpus(2))
     with started(rows[1][0].assign(rows[0][0])) as sess:
         assert compare(sess).variables == ()
         sess.run(rows[1][1].assign([value, other]))
