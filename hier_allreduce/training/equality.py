@@ -1,4 +1,4 @@
-"""Equal towers: a state of the session, which steps take and give back; how it comes and is checked.
+"""Equal towers: a state of the session, which steps take and give back; copies; comparisons.
 
 ::
 

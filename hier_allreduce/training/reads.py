@@ -195,9 +195,9 @@ def is_computed(var: Any, uses: Uses) -> bool:
         while source.type in ("Identity", "Reshape", "Cast"):
             source = source.inputs[0].op
         # These values were computed elsewhere: a checkpoint's, or those of var.load().
-        if source.type not in ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const"):
-            if op is not var.initializer:
-                return True
+        elsewhere = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
+        if source.type not in elsewhere and op is not var.initializer:
+            return True
     return False
 
 

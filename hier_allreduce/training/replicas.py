@@ -46,7 +46,7 @@ class Scopes:
         self._on_0_by_level: Dict[str, Dict[int, Names]] = defaultdict(dict)
         for names in columns:
             for tower, name in enumerate(names):
-                levels, on_0 = _differing(name.split("/"), names[0].split("/"))
+                levels, on_0 = _differing(*(n.split("/") if n else [] for n in (name, names[0])))
                 more = max(0, len(levels) - len(on_0))
                 for level in levels[:more]:
                     self._on_0_by_level[level].setdefault(tower, ())

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ..compat import outer_graph, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
+from ..needs import needed_by
 from ..planning.strategy import AUTO
 from .replicas import hold_owners
 from .towers import Applied, Towers, added_ops
@@ -117,7 +118,7 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
             # What the update prepared, such as the tensor of a rate, is read by summaries.
             prepared = {key: held for key, held in vars(own).items() if key not in rates}
             vars(optimizer).update(prepared if not tower else {})
-    return Applied(ends, added, reduced, list(zip(*state)))
+    return Applied(ends, added & needed_by(ends), reduced, list(zip(*state)))
 
 
 def _rates_of(optimizer: Any) -> Dict[str, Any]:

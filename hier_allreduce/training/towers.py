@@ -140,9 +140,9 @@ class Towers(NamedTuple):
         states = states_among(added) if tower else []
         if states:
             raise HierAllreduceError(
-                f"{where(tower, self.devices)}: transform is called for each tower, and {states[0]!r}"
-                " may write a variable, or be another one in each call; use update='once', with"
-                " which it is called once, on tower 0"
+                f"{where(tower, self.devices)}: transform is called for each tower, and"
+                f" {states[0]!r} in it has state, so that it would not do the same in each call;"
+                " use update='once', with which it is called once, on tower 0"
             )
         # An update takes gradients by their place, so each must still fit the variable there.
         grads = list(transformed) if isinstance(transformed, (list, tuple)) else []

@@ -2,9 +2,9 @@
 
 ::
 
-    replicated   all_reduce ──────────────────────────────► K × apply_gradients   every tower owns
-    sharded      reduce_scatter ─► apply_gradients ─► all_gather                  each root owns some
-    once         reduce to 0 ────► apply_gradients ─► broadcast                   tower 0 owns all
+    replicated   all_reduce ────────────────────────────► K × apply_gradients   every tower owns
+    sharded      reduce_scatter ─► apply_gradients ─► all_gather                a root owns each
+    once         reduce to 0 ────► apply_gradients ─► broadcast                 tower 0 owns all
 
 Afterwards, for all three: what the update's ops wrote, and other towers have a copy of, is copied
 to them: the step, averages, masks. Each write waits for the reads of its variable in this step.
@@ -131,7 +131,7 @@ def _check_no_references(columns: Sequence[Column], devices: Sequence[Any]) -> N
 
 
 def _chosen_update(optimizer: Any, towers: Towers) -> str:
-    """Return which of the three it is; a warning says why, if it is not the one that is asked for."""
+    """Return which of the three it is; a warning says why, if another one is asked for."""
     update = towers.options.update
     # One tower needs none but once, because it has nothing to keep equal.
     if update == "once" or len(towers.devices) == 1:
