@@ -8,20 +8,18 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from .plan import Schedule, root_of
+from .plan import Plan, Schedule, root_of
 
 # A slice at such an offset of a tensor, in bytes, shares the tensor's buffer, so cutting copies
 # nothing.
 ALIGNMENT = 64
-# The last packed chunks are smaller, since no backward pass overlaps with the last one: each has at
-# most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one copy.
+# Where the last packed chunks are smaller, since no backward pass overlaps with the last one, each
+# has at most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one
+# copy.
 _OF_REST = 4
 _LEAST_PACK = 256 << 10
-# Gradients below this part of a chunk are packed, because two of them or more then fit into one.
-_PACKED_SHARE = 0.4
 
 
 class GradientSize(NamedTuple):
@@ -101,52 +99,51 @@ class OwnedBytes(NamedTuple):
 
 
 def chunks_of(
-    gradients: Sequence[GradientSize],
-    chunk_bytes: int,
-    pack_below: Optional[int] = None,
-    whole: bool = False,
+    gradients: Sequence[GradientSize], plan: Plan, order: Optional[Sequence[int]] = None
 ) -> List[Chunk]:
     """Return chunks that hold each element of N gradients once, in the order of their readiness.
 
+    A plan of 0 bytes leaves each gradient alone and whole, in the order of the variables.
+
     Args:
-        gradients: N gradients; the last one is ready first.
-        chunk_bytes: the size of chunks; the last packed ones are smaller. 0: each gradient alone
-            and whole, in the order of the variables.
-        pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
-        whole: whether large gradients are not cut.
+        gradients: N gradients.
+        plan: the size of chunks, and what is packed and cut.
+        order: the numbers of the gradients, the one that is ready first at the front; None: the
+            last one is.
     """
-    if not chunk_bytes:
+    if not plan.chunk_bytes:
         return [_alone(n, gradient) for n, gradient in enumerate(gradients)]
-    small = _PACKED_SHARE * chunk_bytes if pack_below is None else pack_below
+    order = range(len(gradients))[::-1] if order is None else order
     packs: List[List[int]] = []  # numbers of the gradients that share a chunk
     open_packs: Dict[str, List[int]] = {}  # the pack of each dtype that has room
     room_by_dtype: Dict[str, int] = {}  # bytes that fit into it
-    still_to_come = list(accumulate(gradient.bytes for gradient in gradients))
-
-    # Begin with the last gradient, because the backward pass computes it first.
-    for n in reversed(range(len(gradients))):
+    packed_below = min(plan.pack_below, plan.chunk_bytes)
+    still_to_come = sum(gradient.bytes for gradient in gradients)
+    for n in order:
         gradient = gradients[n]
-        if not gradient.packable or not gradient.bytes or gradient.bytes >= small:
+        if not gradient.packable or not gradient.bytes or gradient.bytes >= packed_below:
             packs.append([n])
-            continue
-        if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
-            open_packs[gradient.dtype] = []
-            packs.append(open_packs[gradient.dtype])
-            late = max(_LEAST_PACK, still_to_come[n] // _OF_REST)
-            room_by_dtype[gradient.dtype] = chunk_bytes if pack_below else min(chunk_bytes, late)
-        open_packs[gradient.dtype].append(n)
-        room_by_dtype[gradient.dtype] -= gradient.bytes
+        else:
+            if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
+                open_packs[gradient.dtype] = []
+                packs.append(open_packs[gradient.dtype])
+                most = still_to_come // _OF_REST if plan.tapers else plan.chunk_bytes
+                room_by_dtype[gradient.dtype] = min(plan.chunk_bytes, max(_LEAST_PACK, most))
+            open_packs[gradient.dtype].append(n)
+            room_by_dtype[gradient.dtype] -= gradient.bytes
+        still_to_come -= gradient.bytes
 
     # A pack is ready when its last gradient is, and chunks travel in this order.
+    place_by_gradient = {n: place for place, n in enumerate(order)}
     chunks: List[Chunk] = []
-    for pack in sorted(packs, key=lambda pack: -pack[-1]):
+    for pack in sorted(packs, key=lambda pack: place_by_gradient[pack[-1]]):
         if len(pack) > 1:
             ranges = tuple(Range(n, 0, gradients[n].elements) for n in pack)
             chunks.append(Chunk(ranges, sum(gradients[n].bytes for n in pack)))
-        elif whole:
+        elif plan.whole:
             chunks.append(_alone(pack[0], gradients[pack[0]]))
         else:
-            chunks += _cut(pack[0], gradients[pack[0]], chunk_bytes)
+            chunks += _cut(pack[0], gradients[pack[0]], plan.chunk_bytes)
     return chunks
 
 

@@ -25,6 +25,7 @@ from .schedules import rule
 
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
+LEAST_CHUNK = 4096
 _WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
     "sparse": (AUTO, "rows", "dense"),
     "missing": ("error", "zeros"),
@@ -47,8 +48,8 @@ class Strategy:
             function ``(towers, chunk) -> moves`` that returns the :class:`.Reduce` and
             :class:`.Copy` moves of a chunk. ``"auto"``: by the rule, from the number of towers and
             whether they are CPU devices.
-        chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
-            None: by the rule. 0: each gradient travels alone and whole.
+        chunk_bytes: the size of chunks, 4096 or more: smaller gradients are packed up to it, larger
+            ones are cut. None: by the rule. 0: each gradient travels alone and whole.
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
@@ -97,6 +98,10 @@ class Strategy:
             integer = getattr(self, field)
             if integer is not None:
                 object.__setattr__(self, field, configs.whole_number(integer, field))
+        # Chunks below a page cost more than they carry, and a model would have millions of them.
+        if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
+            expected = f"0, or {LEAST_CHUNK} bytes or more"
+            raise HierAllreduceError(f"chunk_bytes={self.chunk_bytes}: expected {expected}")
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
             groups = []
@@ -171,10 +176,11 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
         if strategy.groups is not None:
             function = in_groups(strategy.groups, name)
         schedules = schedules_of(function, towers)
-        plan = plan._replace(algorithm=name, schedules=schedules, algorithm_of_last="")
+        plan = plan._replace(algorithm=name, schedules=schedules)
     if strategy.main is not None:
         schedules = with_root(plan.schedules, strategy.main, plan.algorithm)
-        plan = plan._replace(schedules=schedules, algorithm_of_last="")
+        plan = plan._replace(schedules=schedules)
     if strategy.chunk_bytes is not None:
-        plan = plan._replace(chunk_bytes=strategy.chunk_bytes, pack_below=None, whole=False)
+        size = strategy.chunk_bytes
+        plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
     return plan

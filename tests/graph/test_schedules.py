@@ -10,13 +10,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, session, tf1
+from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, tf1
 from helpers.rows import powers_of_two
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import all_reduces
-from hier_allreduce.planning.algorithms import flat_hierarchical, hierarchical, schedules_of
-from hier_allreduce.planning.plan import root_of
 
 VALUES = powers_of_two(towers=8, variables=9)
 MB = 1_000_000 // 4  # elements of float32
@@ -145,63 +143,3 @@ def test_presets_that_pack_share_chunks(graph, name):
     if name == "chainer":  # one main, and None counts as zeros
         assert call.tensors[0].schedule[0] == Reduce((1, 2, 3), 0)
         allreduce_grads([[tf1.placeholder("float32", [3])], [None]], gpus_or_cpus(2), strategy=name)
-
-
-@pytest.mark.parametrize(
-    "megabytes, towers, strategy, cut_last",
-    [
-        ([100, 100], 8, None, 0),
-        ([100, 100], 5, None, 0),
-        ([1, 100, 100], 8, None, 1),
-        ([5, 200], 8, None, 0),
-        ([3, 3, 200], 8, None, None),  # the cut one is not the last
-        ([3, 3], 8, None, None),  # none is cut
-        ([100, 100], 4, None, None),
-        ([100, 100], 8, "flat_hierarchical", None),
-        ([100, 100], 8, Strategy(main=4), None),
-        ([100, 100], 8, Strategy(chunk_bytes=0), None),
-        ([100, 100], 8, Strategy(chunk_bytes=1 << 20), 0),
-    ],
-)
-def test_on_gpus_the_last_gradient_goes_through_two_groups(
-    graph, megabytes, towers, strategy, cut_last
-):
-    devices = [f"/gpu:{tower}" for tower in range(towers)]
-    rows = []
-    for device in devices:
-        with tf.device(device):
-            rows.append([tf1.placeholder("float32", [size * MB]) for size in megabytes])
-    allreduce_grads(rows, devices, strategy=strategy)
-    (call,) = all_reduces(graph)
-    by_groups = schedules_of(hierarchical, towers)
-    through_groups: set = set()
-    roots: Counter = Counter()
-    for tensor in call.tensors:
-        if tensor.schedule in by_groups:
-            through_groups.update(tensor.variables)
-            roots[root_of(tensor.schedule)] += 1
-    expected = set() if cut_last is None else {rows[0][cut_last].op.name}
-    assert through_groups == expected
-    assert len(roots) == min(towers, sum(roots.values()))  # every tower has its share
-
-
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("towers", [5, 6, 8])
-def test_the_last_gradient_has_the_same_sums(graph, monkeypatch, towers, average):
-    monkeypatch.setattr("hier_allreduce.planning.schedules.CHUNK_BYTES", 256)
-    devices = [f"/gpu:{tower}" for tower in range(towers)]
-    sizes = (3, 1000, 5, 200)
-    values = []
-    for tower in range(towers):
-        values.append([np.arange(size, dtype="float32") + 2.0**tower for size in sizes])
-    reduced = allreduce_grads(gradients_on(gpus_or_cpus(towers), values), devices, average)
-    schedules = {tensor.schedule for tensor in all_reduces(graph)[0].tensors}
-    assert schedules & set(schedules_of(hierarchical, towers))
-    assert schedules & set(schedules_of(flat_hierarchical, towers))
-    expected = [sum(row[n] for row in values) / (towers if average else 1) for n in range(4)]
-    with session(allow_soft_placement=True) as sess:  # there may be CPU devices only
-        results = sess.run(reduced)
-    for row in results:
-        for value, wanted, on_tower_0 in zip(row, expected, results[0]):
-            np.testing.assert_allclose(value, wanted, rtol=1e-6)
-            np.testing.assert_array_equal(value, on_tower_0)
