@@ -114,7 +114,25 @@ def chunks_of(
     if not plan.chunk_bytes:
         return [_alone(n, gradient) for n, gradient in enumerate(gradients)]
     order = range(len(gradients))[::-1] if order is None else order
-    packs: List[List[int]] = []  # numbers of the gradients that share a chunk
+    # A pack is ready when its last gradient is, and chunks travel in this order.
+    place_by_gradient = {n: place for place, n in enumerate(order)}
+    packs = _packs(gradients, plan, order)
+    chunks: List[Chunk] = []
+    for pack in sorted(packs, key=lambda pack: place_by_gradient[pack[-1]]):
+        first = gradients[pack[0]]
+        pieces = 1
+        if first.packable and not plan.whole:
+            # A full chunk is a multiple of 64 bytes.
+            most = max(ALIGNMENT, plan.chunk_bytes // ALIGNMENT * ALIGNMENT)
+            is_cut = len(pack) == 1 and first.bytes > plan.chunk_bytes
+            pieces = plan.chunks or (-(-first.bytes // most) if is_cut else 1)
+        chunks += _cut(pack, gradients, pieces)
+    return chunks
+
+
+def _packs(gradients: Sequence[GradientSize], plan: Plan, order: Sequence[int]) -> List[List[int]]:
+    """Return the numbers of the gradients that share a chunk, or are cut."""
+    packs: List[List[int]] = []
     open_packs: Dict[str, List[int]] = {}  # the pack of each dtype that has room
     room_by_dtype: Dict[str, int] = {}  # bytes that fit into it
     packed_below = min(plan.pack_below, plan.chunk_bytes)
@@ -132,19 +150,7 @@ def chunks_of(
             open_packs[gradient.dtype].append(n)
             room_by_dtype[gradient.dtype] -= gradient.bytes
         still_to_come -= gradient.bytes
-
-    # A pack is ready when its last gradient is, and chunks travel in this order.
-    place_by_gradient = {n: place for place, n in enumerate(order)}
-    chunks: List[Chunk] = []
-    for pack in sorted(packs, key=lambda pack: place_by_gradient[pack[-1]]):
-        if len(pack) > 1:
-            ranges = tuple(Range(n, 0, gradients[n].elements) for n in pack)
-            chunks.append(Chunk(ranges, sum(gradients[n].bytes for n in pack)))
-        elif plan.whole:
-            chunks.append(_alone(pack[0], gradients[pack[0]]))
-        else:
-            chunks += _cut(pack[0], gradients[pack[0]], plan.chunk_bytes)
-    return chunks
+    return packs
 
 
 def _alone(n: int, gradient: GradientSize) -> Chunk:
@@ -152,18 +158,29 @@ def _alone(n: int, gradient: GradientSize) -> Chunk:
     return Chunk((Range(n, 0, None),), gradient.bytes)
 
 
-def _cut(n: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
-    """Return gradient n in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes."""
-    if not gradient.packable or gradient.bytes <= chunk_bytes:
-        return [_alone(n, gradient)]
-    elements = gradient.elements or 0
-    per_line = ALIGNMENT // gradient.itemsize  # elements in 64 bytes
-    most = max(1, chunk_bytes // ALIGNMENT) * per_line  # elements of a chunk
+def _cut(pack: Sequence[int], gradients: Sequence[GradientSize], pieces: int) -> List[Chunk]:
+    """Return some gradients, one after another, in equal chunks of a multiple of 64 bytes."""
+    elements = sum(gradients[n].elements or 0 for n in pack)
+    if (pieces == 1 and len(pack) == 1) or not elements:
+        return [_alone(pack[0], gradients[pack[0]])]
     # Chunks are equal, because a small last one would cost as many copies as a full one.
-    pieces = -(-elements // most)
+    itemsize = gradients[pack[0]].itemsize
+    per_line = ALIGNMENT // itemsize  # elements in 64 bytes
     size = -(-elements // pieces // per_line) * per_line
+    ranges_by_chunk: List[List[Range]] = [[]]
+    room = size  # elements that fit into the last one
+    for n in pack:
+        start = 0
+        while start < (gradients[n].elements or 0):
+            if not room:
+                ranges_by_chunk.append([])
+                room = size
+            stop = min(start + room, gradients[n].elements or 0)
+            ranges_by_chunk[-1].append(Range(n, start, stop))
+            room -= stop - start
+            start = stop
     chunks = []
-    for start in range(0, elements, size):
-        stop = min(start + size, elements)
-        chunks.append(Chunk((Range(n, start, stop),), (stop - start) * gradient.itemsize))
+    for ranges in ranges_by_chunk:
+        length = sum((span.stop or 0) - span.start for span in ranges)
+        chunks.append(Chunk(tuple(ranges), length * itemsize))
     return chunks

@@ -78,6 +78,7 @@ class Plan(NamedTuple):
         pack_below: bytes below which gradients are packed, up to ``chunk_bytes``.
         whole: whether gradients above ``chunk_bytes`` are not cut.
         tapers: whether the last packed chunks are smaller.
+        chunks: the number of equal chunks of all gradients of a dtype; 0: by their bytes.
     """
 
     towers: int
@@ -87,6 +88,7 @@ class Plan(NamedTuple):
     pack_below: int
     whole: bool = False
     tapers: bool = False
+    chunks: int = 0
 
 
 # ---- parts of a schedule -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple, Union
@@ -62,6 +63,9 @@ class Strategy:
         wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
             gradients travel in 16 bits and are added in float32. A value above 65504 becomes
             infinite in float16.
+        chunks: in place of ``chunk_bytes``: the number of equal chunks that hold all dense
+            gradients of a dtype, one after another. With ``update="sharded"`` gradients are not
+            cut, and each root has about as many bytes.
         edges: whether control edges let a GPU's backward pass wait, before it is launched, for
             earlier sums on this GPU, where a graph takes them. False, or 0: none.
 
@@ -77,6 +81,7 @@ class Strategy:
     missing: str = "error"
     wire_dtype: Optional[str] = None
     edges: bool = True
+    chunks: Optional[int] = None
 
     def __post_init__(self) -> None:
         if not callable(self.algorithm) and self.algorithm not in ALGORITHMS:
@@ -94,7 +99,7 @@ class Strategy:
                 hint = configs.nearest(str(word), filter(None, words))
                 raise HierAllreduceError(f"{field}={word!r} is unknown{hint}")
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
-        for field in ("chunk_bytes", "main"):
+        for field in ("chunk_bytes", "main", "chunks"):
             integer = getattr(self, field)
             if integer is not None:
                 object.__setattr__(self, field, configs.whole_number(integer, field))
@@ -102,6 +107,9 @@ class Strategy:
         if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
             expected = f"0, or {LEAST_CHUNK} bytes or more"
             raise HierAllreduceError(f"chunk_bytes={self.chunk_bytes}: expected {expected}")
+        if self.chunks is not None and (self.chunks < 1 or self.chunk_bytes is not None):
+            expected = "1 or more, and no chunk_bytes beside it"
+            raise HierAllreduceError(f"chunks={self.chunks}: expected {expected}")
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
             groups = []
@@ -180,7 +188,8 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     if strategy.main is not None:
         schedules = with_root(plan.schedules, strategy.main, plan.algorithm)
         plan = plan._replace(schedules=schedules)
-    if strategy.chunk_bytes is not None:
-        size = strategy.chunk_bytes
+    size = sys.maxsize if strategy.chunks else strategy.chunk_bytes
+    if size is not None:
         plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
+        plan = plan._replace(chunks=strategy.chunks or 0)
     return plan

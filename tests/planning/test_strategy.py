@@ -21,6 +21,7 @@ def test_the_shipped_strategies_load_and_have_plans():
         "muji",
         "sixteen_bit",
         "tensorpack",
+        "tensorpack_packed",
     ]
     for name in configs.presets("strategies"):
         assert strategy_from(name) == Strategy.load(name) != Strategy()
@@ -59,6 +60,8 @@ def test_a_file_loads(tmp_path, encoding):
         ("algorithm: [", "not readable as YAML"),
         ("chunk_bytes: -1", "chunk_bytes=-1: expected a whole number of 0 or more"),
         ("chunk_bytes: 4095", "chunk_bytes=4095: expected 0, or 4096 bytes or more"),
+        ("chunks: 0", "chunks=0: expected 1 or more"),
+        ("chunks: 8\nchunk_bytes: 4096", "chunks=8: expected 1 or more, and no chunk_bytes"),
         ("chunk_bytes: 10MB", "chunk_bytes='10MB': expected"),
         ("main: true", "main=True: expected"),
         ("mains: 0", "'mains' is unknown; did you mean 'main'"),
