@@ -1,4 +1,4 @@
-"""``python -m hier_allreduce``: says where the commands are, which are a distribution of their own."""
+"""``python -m hier_allreduce``: says where the command is, which another distribution has."""
 
 import sys
 

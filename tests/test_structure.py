@@ -117,9 +117,7 @@ def test_nothing_that_is_read_can_run_as_code():
 def run_python(*arguments):
     """Run a Python without TensorFlow's lines, and return what it did."""
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=280, encoding="utf-8"
-    )
+    return subprocess.run(command, capture_output=True, timeout=280, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
