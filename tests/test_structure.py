@@ -17,7 +17,7 @@ PACKAGE = Path(hier_allreduce.__file__).parent
 
 # A folder imports from those before it only. The first entry is the ground: single files.
 LAYERS = [
-    {"checksums", "errors", "formatting", "compat", "configs", "needs", "_lazy", "_version"},
+    {"errors", "formatting", "compat", "configs", "needs", "_lazy", "_version"},
     {"cluster", "planning"},
     {"graph"},
     {"auditing", "training"},
