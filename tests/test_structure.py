@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.project import pyproject
+from helpers.project import TOP, setup_cfg
 from packaging.requirements import Requirement
 
 import hier_allreduce
@@ -17,12 +17,11 @@ PACKAGE = Path(hier_allreduce.__file__).parent
 
 # A folder imports from those before it only. The first entry is the ground: single files.
 LAYERS = [
-    {"checksums", "errors", "formatting", "compat", "configs", "needs", "_lazy", "_version"},
+    {"errors", "formatting", "compat", "configs", "needs", "_lazy", "_version"},
     {"cluster", "planning"},
     {"graph"},
     {"auditing", "training"},
     {"integrations"},
-    {"commands"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 MOST_NAMES = 15  # of a folder's __init__
@@ -78,7 +77,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_every_folder_is_in_the_layers_and_exports_few_names():
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders <= set(LAYER)
-    for folder in sorted(folders - {"commands"}):
+    for folder in sorted(folders):
         exported = getattr(importlib.import_module(f"hier_allreduce.{folder}"), "__all__", [])
         assert len(set(exported)) == len(exported) <= MOST_NAMES, folder
 
@@ -115,23 +114,30 @@ def test_nothing_that_is_read_can_run_as_code():
                 assert not {word.arg for word in node.keywords} & {"shell", "allow_pickle"}, here
 
 
+def run_python(*arguments):
+    """Run a Python without TensorFlow's lines, and return what it did."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, timeout=280, encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "program",
     [
-        "import hier_allreduce.planning, hier_allreduce_tools",
+        "import hier_allreduce.planning, hier_allreduce_tools as tools; dir(tools)",
         "import hier_allreduce as h; dir(h), h.check, h.Reduce, h.HierAllreduceError, h.Strategy",
         "from hier_allreduce_tools import main; main(['tune'])",
     ],
 )
-def test_planning_and_commands_import_no_package_of_an_extra(program):
-    extras = ["tensorflow", "tensorpack", "psutil", "tqdm", "matplotlib"]
-    program += f"\nimport sys; sys.exit(any(name in sys.modules for name in {extras}))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, timeout=280
-        ).returncode
-        == 0
-    )
+def test_planning_and_commands_import_no_tensorflow(program):
+    slow = ["tensorflow", "tensorpack", "tqdm", "matplotlib"]
+    program += f"\nimport sys; sys.exit(any(name in sys.modules for name in {slow}))"
+    assert run_python("-c", program).returncode == 0
+
+
+def test_the_package_says_what_installs_its_command():
+    ran = run_python("-m", "hier_allreduce")
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert "`python -m pip install ./tools`" in ran.stderr
 
 
 def test_all_public_names_are_there_and_are_no_modules():
@@ -156,18 +162,21 @@ def test_functions_names_and_comments_keep_their_budget(monkeypatch):
 
 
 def test_dependencies_are_few_and_each_system_gets_its_tensorflow():
-    project = pyproject()["project"]
-    assert sorted(project["dependencies"]) == ["PyYAML", "numpy"]
-    assert project["optional-dependencies"]["commands"] == ["matplotlib>=3.5", "psutil", "tqdm"]
-    for system, machine, python, package in [
+    package, tools = setup_cfg(), setup_cfg(TOP / "tools")
+    assert package["options"]["install_requires"].split() == ["numpy", "PyYAML"]
+    needed = tools["options"]["install_requires"].split()
+    assert needed == ["hier_allreduce", "matplotlib>=3.5", "tqdm"]
+    assert tools["metadata"]["version"] == hier_allreduce.__version__
+    tensorflows = package["options.extras_require"]["tf"].split("\n")[1:]
+    for system, machine, python, wanted in [
         ("linux", "x86_64", "3.7", "tensorflow"),
         ("linux", "x86_64", "3.13", "tensorflow-cpu"),
         ("linux", "aarch64", "3.11", "tensorflow"),
         ("darwin", "arm64", "3.11", "tensorflow"),
     ]:
         here = {"sys_platform": system, "platform_machine": machine, "python_version": python}
-        wanted = [Requirement(line) for line in project["optional-dependencies"]["tf"]]
+        lines = [Requirement(line) for line in tensorflows]
         names = [
-            line.name for line in wanted if line.marker is not None and line.marker.evaluate(here)
+            line.name for line in lines if line.marker is not None and line.marker.evaluate(here)
         ]
-        assert [name for name in names if "tensorflow" in name] == [package]
+        assert [name for name in names if "tensorflow" in name] == [wanted]

@@ -181,9 +181,6 @@ def describe(layout: Layout) -> str:
             sent[src] += chunk.bytes
 
     # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
-    algorithm = layout.plan.algorithm
-    if any(chunk.schedule not in layout.plan.schedules for chunk in layout.chunks):
-        algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     # TensorFlow's own error about a session without these devices has a hundred lines.
     session = session_with(layout.devices, layout.hosts)
@@ -194,8 +191,8 @@ def describe(layout: Layout) -> str:
     sizes += [f"≤ {amount(max(sent_by_sparse[True]))} of rows"] if True in sent_by_sparse else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {devices}: {algorithm}, {chunks}, {copies} copies; each tower"
-        f" sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
+        f"{towers} towers on {devices}: {layout.plan.algorithm}, {chunks}, {copies} copies; each"
+        f" tower sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
     )
 
 

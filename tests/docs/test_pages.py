@@ -12,8 +12,8 @@ from helpers.project import TOP
 
 import hier_allreduce
 from hier_allreduce import HierAllreduceError
-from hier_allreduce_tools.entry import main
 from hier_allreduce.planning.algorithms import schedules_of
+from hier_allreduce_tools.entry import main
 
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
 PAGES = [
