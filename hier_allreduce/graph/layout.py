@@ -131,8 +131,8 @@ def lay_out(
     share = sum(owned.variables) // len(devices) if owned else 0
     if share and strategy.chunk_bytes is None:
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
-    are_whole = plan.whole or owned is not None
-    chunks = chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole)
+    plan = plan._replace(whole=plan.whole or owned is not None)
+    chunks = chunks_of(sizes, plan)
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
     # In op names a chunk is called after its variable, a packed one after its first.

@@ -168,9 +168,6 @@ def describe(layout: Layout) -> str:
             sent[src] += chunk.bytes
 
     # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
-    algorithm = layout.plan.algorithm
-    if any(chunk.schedule not in layout.plan.schedules for chunk in layout.chunks):
-        algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     devices += " with control edges" if layout.has_edges else ""
     # TensorFlow's own error about a session without these devices has a hundred lines.
@@ -182,8 +179,8 @@ def describe(layout: Layout) -> str:
     sizes += [f"≤ {amount(max(sent_by_sparse[True]))} of rows"] if True in sent_by_sparse else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {devices}: {algorithm}, {chunks}, {copies} copies; each tower"
-        f" sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
+        f"{towers} towers on {devices}: {layout.plan.algorithm}, {chunks}, {copies} copies; each"
+        f" tower sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
     )
 
 

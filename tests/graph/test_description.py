@@ -90,18 +90,6 @@ def test_it_has_the_bytes_of_sparse_gradients_and_says_which_are_made_dense(grap
     assert lines()[0].endswith(end)
 
 
-def test_it_says_how_the_last_gradient_travels(graph, lines):
-    devices = [f"/gpu:{tower}" for tower in range(5)]
-    for size, said in ((60_000_000, " (hierarchical for the last gradient)"), (1_000_000, "")):
-        rows = []
-        for device in devices:
-            with tf1.device(device):
-                shapes = ([size], [size], [60_000_000])
-                rows.append([tf1.placeholder("float32", shape) for shape in shapes])
-        allreduce_grads(rows, devices)
-        assert f" on GPUs with control edges: flat_hierarchical{said}, " in lines()[-1]
-
-
 @pytest.mark.parametrize(
     "towers, strategy, said",
     [

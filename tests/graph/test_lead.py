@@ -12,7 +12,7 @@ from hier_allreduce import Strategy, allreduce_grads
 from hier_allreduce.graph import lead
 
 tf1 = tf.compat.v1
-TOWERS, LAYERS, SIZE = 3, 12, 64
+TOWERS, LAYERS, SIZE = 3, 12, 1024
 ALONE = Strategy("flat", chunk_bytes=4 * SIZE)  # each gradient is a chunk
 
 
