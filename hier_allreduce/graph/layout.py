@@ -144,9 +144,11 @@ def lay_out(
     for chunk, name in zip(scheduled(chunks, plan, owned), op_names(variables)):
         named.append(chunk._replace(name=name))
 
-    # A sum of sums comes too late for the pass, and an edge needs a chunk between two others.
+    # A sum of sums comes too late for the pass, an edge needs a chunk between two others, and
+    # gradients that are not packed travel in the order of their variables.
     are_direct = [is_direct(chunk.schedule) for chunk in named]
     may_have_edges = strategy.edges and hosts == 1 and len(named) > 2 and any(are_direct)
+    may_have_edges = may_have_edges and plan.chunk_bytes > 0
     has_edges = may_have_edges and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), plan, sizes, named, strategy.wire_dtype, has_edges)
 

@@ -109,7 +109,7 @@ def alone(tower):
     return [tf1.placeholder("float32", [SIZE]) for _ in range(8)]
 
 
-SIZE = 64
+SIZE = 1024  # of a gradient that is a chunk
 TOGETHER = "; no edges: all gradients are ready together"
 
 
@@ -128,7 +128,7 @@ def test_it_says_how_many_control_edges_there_are(graph, lines, model, towers, o
     log_once.cache_clear()
     devices = [f"/gpu:{tower}" for tower in range(towers)]
     rows = on_towers(devices, model)
-    strategy = Strategy(**{"algorithm": "flat", "chunk_bytes": 0, **options})
+    strategy = Strategy(**{"algorithm": "flat", "chunk_bytes": 4 * SIZE, **options})
     allreduce_grads(rows, devices, strategy=strategy)
     assert lines()[-1].endswith(f" in float32{said}")
     assert all_reduces(graph)[0].description == lines()[-1]
