@@ -22,11 +22,13 @@ def build(number=1, **facts):
     usual.update(plan=algorithm or "program", strategy={"missing": "zeros", **changes})
     tell({"sum": number, "built": {**usual, **facts}})
 
-def train(steps, milliseconds=10.0, number=1, begin=100.0):
-    if number == 1:
-        build()
+def step(steps, milliseconds=10.0, number=1, begin=100.0):
     times = [begin + 1e-3 * milliseconds * step for step in range(steps)]
     tell(*({"sum": number, "time": time} for time in times))
+
+def train(steps, milliseconds=10.0):
+    build()
+    step(steps, milliseconds)
 """
 WAITS = "\nprint('waits', flush=True)\ntime.sleep(1000)\n"
 

@@ -51,7 +51,7 @@ def run(tmp_path):
         folder = tmp_path / "inside"
         folder.mkdir(exist_ok=True)
         (folder / "sitecustomize.py").write_bytes(Path(inside.__file__).read_bytes())
-        journal = Journal(tmp_path / "journal")
+        journal = Journal(tmp_path / f"journal-{len(list(tmp_path.iterdir()))}")
         journal.write({})
         request = {"run": 1, "journal": str(journal.path), "baseline": baseline, "changes": changes}
         folders = [str(Path(path).absolute()) for path in filter(None, sys.path)]
@@ -119,11 +119,9 @@ def test_equal_plans_have_equal_digests_and_a_function_has_no_name(run):
 
 
 SEVERAL_HOSTS = """
-import json, os, hier_allreduce, tensorflow as tf
-hosts = {"worker": ["localhost:1", "localhost:2"]}
-os.environ["TF_CONFIG"] = json.dumps({"cluster": hosts, "task": {"type": "worker", "index": 0}})
+import hier_allreduce, tensorflow as tf
 with tf.Graph().as_default():
-    cluster = hier_allreduce.Cluster()
+    cluster = hier_allreduce.Cluster(["localhost:1", "localhost:2"], 0, 1)
     hier_allreduce.allreduce_grads([[tf.constant(1.0)]], ["/cpu:0"], cluster=cluster)
 """
 
@@ -146,7 +144,7 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
 def test_a_sparse_gradient_stays_sparse_and_rows_without_any_have_no_steps(run):
     indices, told, _ = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="rows")')
-    assert indices == [2] and len(told.times) == 1 and told.built.bytes == 4
+    assert indices == [2] and len(told.times) == 1 and told.built.bytes == 0
 
 
 def test_a_program_that_sets_the_variable_itself_is_as_it_is():

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+import yaml
+
 from hier_allreduce import HierAllreduceError
 
 from .. import options
@@ -20,10 +22,11 @@ from ..doctor.nvidia_smi import ask_nvidia_smi, groups_of
 from .candidates import OTHERS, changes_of
 from .inside import VARIABLE
 from .journal import Journal, Run
-from .report import WRITTEN_BY_TUNE, Verdict, as_json, as_yaml, report, verdict
+from .report import Verdict, as_json, report, verdict
 from .rounds import NothingMeasured, Rounds
 from .run import Runner, noted_signals
 
+_FIRST_LINE = "# written by hier-allreduce tune, which may write it again"
 _BETWEEN_LINES = 30.0  # seconds, where no terminal shows a bar
 _WARNING = f"""\
 Each run starts the program, which really trains: it writes its logs and checkpoints, and a program
@@ -85,7 +88,7 @@ def _strategy_file(argument: str) -> Path:
     if path.exists():
         # A typing error such as ``-o train.py`` must not cost somebody a file.
         with path.open(encoding="utf-8", errors="replace") as file:
-            if file.readline().rstrip() != WRITTEN_BY_TUNE:
+            if file.readline().rstrip() != _FIRST_LINE:
                 raise argparse.ArgumentTypeError(
                     f"{argument!r} exists, and tune has not written it: choose another name"
                 )
@@ -115,16 +118,17 @@ def main(args: argparse.Namespace) -> int:
         except (NothingMeasured, OSError) as error:
             # Minutes of runs must not be lost because a later one cannot start.
             fault = error
+    if not rounds.runs and not isinstance(fault, NothingMeasured):
+        raise fault or KeyboardInterrupt
+    found = verdict(rounds.runs, rounds.left_out)
     if rounds.runs:
-        _tell(args, verdict(rounds.runs, rounds.left_out), rounds, journal)
-    if isinstance(fault, OSError) and not rounds.runs:
-        raise fault
+        _tell(args, found, rounds, journal)
     if fault is not None:
         print(f"hier-allreduce tune: {fault}", file=sys.stderr)
         return 2 if isinstance(fault, OSError) else 1
     if signals:
         return 128 + signal.SIGINT
-    return 0 if rounds.has_two else 1
+    return 0 if sum(bool(row.runs) for row in found.rows) > 1 else 1
 
 
 def _agrees(args: argparse.Namespace) -> bool:
@@ -156,7 +160,9 @@ def _opened(args: argparse.Namespace) -> Tuple[Journal, Dict[str, Any], List[Run
     """
     if args.journal is not None:
         journal = Journal(args.journal.absolute())
-        return (journal, *journal.read())
+        settings, runs = journal.read()
+        only = args.only or settings["only"]
+        return journal, {**settings, "only": only, "patience": args.patience}, runs
     folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
     journal = Journal(folder / "journal.jsonl")
     options = {"only": args.only, "patience": args.patience}
@@ -209,5 +215,7 @@ def _tell(args: argparse.Namespace, found: Verdict, rounds: Rounds, journal: Jou
         print(f"{args.o} is not written: {reason}", file=sys.stderr)
         return
     options.make_folder(args.o)
-    args.o.write_text(as_yaml(found, strategy), encoding="utf-8")
+    comments = [_FIRST_LINE, *(f"# {line}".rstrip() for line in report(found).splitlines())]
+    lines = [*comments, yaml.safe_dump(strategy, sort_keys=False)]
+    args.o.write_text("\n".join(lines), encoding="utf-8")
     print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)

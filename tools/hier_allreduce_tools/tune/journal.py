@@ -64,11 +64,6 @@ class Run(NamedTuple):
     fault: str = ""  # how it failed or hung
     built: Built = Built()
 
-    @property
-    def has_hung(self) -> bool:
-        """Whether the program stopped making steps."""
-        return self.fault.startswith("hung")
-
 
 class Journal:
     """The lines of a file, to which this process and others append."""

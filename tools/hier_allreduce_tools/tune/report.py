@@ -5,13 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import yaml
-
 from ..text import amount, table
 from .journal import CURRENT, Candidate, Run
 from .ratio import Ratio, pairs_needed, ratio
-
-WRITTEN_BY_TUNE = "# written by hier-allreduce tune, which may write it again"
 
 
 class Row(NamedTuple):
@@ -154,9 +150,3 @@ def as_json(verdict: Verdict) -> Dict[str, Any]:
     best = verdict.best.candidate.name if verdict.best else None
     listed = {"candidates": candidates, "left_out": verdict.left_out}
     return {**listed, "best": best, "sentences": verdict.sentences}
-
-
-def as_yaml(verdict: Verdict, strategy: Dict[str, Any]) -> str:
-    """Return a strategy, with the table as comments."""
-    comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(verdict).splitlines())]
-    return "\n".join([*comments, yaml.safe_dump(strategy, sort_keys=False)])

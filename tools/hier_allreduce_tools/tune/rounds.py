@@ -91,11 +91,6 @@ class Rounds:
                 minutes = self.minutes(len(candidates))
                 self.left_out.setdefault(candidate.name, f"no time: --minutes {minutes} would do")
 
-    @property
-    def has_two(self) -> bool:
-        """Whether two candidates were measured, and can be compared."""
-        return len({run.candidate.name for run in self.runs if not run.fault}) > 1
-
     def minutes(self, programs: int, pairs: int = 0) -> int:
         """Return the minutes for a certain answer, or for so many pairs, by all starts so far."""
         runs = self._seconds(programs, pairs or pairs_needed(programs - 1))
@@ -117,7 +112,7 @@ class Rounds:
         if run is None:
             return
         is_built = run.built.towers > 0
-        if run.fault.startswith("ended") or (run.has_hung and not is_built):
+        if run.fault.startswith("ended") or (run.fault.startswith("hung") and not is_built):
             raise NothingMeasured(f"{program} {run.fault}: {_ADVICE_BY_STAGE[run.stage]}")
         if not is_built:
             raise NothingMeasured(f"{program} {run.fault}; see {runner.log}")
