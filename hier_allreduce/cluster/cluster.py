@@ -29,8 +29,8 @@ from .collectives import (
     ENGINES,
     FIRST_OF_SESSIONS,
     RING,
-    checksums,
     compared_variables,
+    fingerprints,
     has_sum,
 )
 from .environment import Job, check_hosts, job_of
@@ -165,8 +165,8 @@ class Cluster:
     def session(self, graph: Optional[Any] = None, config: Optional[Any] = None) -> Any:
         """Return a session of this host, once all hosts are there and have built the same graph.
 
-        Before the first all-reduce, hosts compare the values of the trainable variables that the
-        graph has now.
+        Before all-reduces 1, 2, 3, 5, 9, … and after each 1000, hosts compare the values of the
+        trainable variables that the graph has now.
 
         Args:
             graph: the current one by default.
@@ -189,7 +189,7 @@ class Cluster:
         # an all-reduce no step compares them, so the graph may be finalized.
         weights = None
         if not graph.finalized or has_sum(graph.get_operations()):
-            weights = checksums(graph)
+            weights = fingerprints(graph)
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
         health = HealthCheck(self.hosts, self.task, self.timeout)

@@ -4,7 +4,7 @@
 
     all listen? ─► equal graphs? ─► runs on this host alone, as in any session
                                     steps with the other hosts: numbered, one at a time, watched
-                                      before the first all-reduce: equal weights? ─► all at the end?
+                                      before sums 1, 2, 3, 5, 9 …: equal weights? ─► all at the end?
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from ..compat import tf1
 from ..errors import ClusterError
-from .collectives import Checksum, check_order, checksums, collectives_of, gather, has_sum
+from ..formatting import count
+from .collectives import Fingerprint, check_order, collectives_of, fingerprints, gather, has_sum
 from .environment import Job, split_address
 from .health import START_AGAIN, HealthCheck
 
@@ -52,6 +53,14 @@ _ONE_THREAD = (
     " number: run all such steps from one thread. Work that needs no other host, such as filling a"
     " queue, can run in any thread"
 )
+_EQUAL_AT_START = (
+    "Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their values, or restore"
+    " the same checkpoint on every host"
+)
+_EQUAL_UPDATES = (
+    "Every host needs the same optimizer with the same numbers, such as its rate, the same update,"
+    " and the same changes of variables between steps"
+)
 
 
 class _State(enum.Enum):
@@ -78,7 +87,7 @@ class ClusterSession(tf1.Session):
         stall_timeout: seconds that a live host may keep the others waiting in a step.
         index: the index of this session among the cluster's, the same on all hosts.
         instances: the numbers of collectives that sessions add, the same on all hosts.
-        weights: the checksums by which hosts compare their weights; None if no step needs them.
+        weights: the fingerprints by which hosts compare their weights; None if no step needs them.
     """
 
     def __init__(
@@ -91,7 +100,7 @@ class ClusterSession(tf1.Session):
         stall_timeout: float,
         index: int,
         instances: Iterator[int],
-        weights: Optional[List[Checksum]],
+        weights: Optional[List[Fingerprint]],
     ):
         super().__init__(target, graph, config)
         self._job = job
@@ -110,7 +119,8 @@ class ClusterSession(tf1.Session):
         self._step = threading.Lock()
         self._collectives_by_ops: Dict[Tuple[Any, ...], List[Any]] = {}
         self._weights = weights
-        self._has_compared_weights = False
+        # The steps with sums over hosts that have begun: the same on all hosts.
+        self._sums = 0
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -123,7 +133,7 @@ class ClusterSession(tf1.Session):
             ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it,
                 and start again. Or an earlier step with the other hosts ended with an error, and
                 this would be the next one; or another thread runs one; or NCCL's calls have no
-                order in this one; or the hosts began with different weights.
+                order in this one; or the hosts' weights differ.
         """
         run = super().run
         # Find the collectives that the fetches need, once for the same fetches, because a training
@@ -140,12 +150,11 @@ class ClusterSession(tf1.Session):
         if not collectives:
             return run(fetches, feed_dict, options, run_metadata)
 
-        # Compare the weights before the first sum, because hosts that begin with different ones
-        # stay different.
         with self._only_thread():
-            if has_sum(collectives) and not self._has_compared_weights:
-                self._compare_weights("hosts begin with different weights")
-                self._has_compared_weights = True
+            if has_sum(collectives):
+                if _is_time_to_compare(self._sums):
+                    self._compare_weights()
+                self._sums += 1
             numbered = self._numbered(options)
             return self._watched(lambda: run(fetches, feed_dict, numbered, run_metadata))
 
@@ -261,34 +270,36 @@ class ClusterSession(tf1.Session):
                 this; or as :meth:`run`.
         """
         with self._only_thread():
-            self._compare_weights("the hosts' weights have become different")
+            self._compare_weights()
 
-    def _compare_weights(self, fault: str) -> None:
+    def _compare_weights(self) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
         # A finalized graph has them only if an earlier session has added them.
         if self._weights is None:
-            self._weights = checksums(self.graph)
+            self._weights = fingerprints(self.graph)
         if not self._weights:
             return
         run = super().run
         are_set = run([weight.is_set for weight in self._weights])
         initialized = np.flatnonzero(are_set)
-        own = np.zeros([len(are_set), 2], np.int64)
+        own = np.zeros(len(are_set), np.int64)
         # NumPy cannot take an empty list for no pairs.
         if initialized.size:
             own[initialized] = run([self._weights[n].value for n in initialized])
-        table = self._table(own.ravel(), self._stall_timeout, "to compare the weights")
-        table = table.reshape(-1, *own.shape)  # H × N × 2
-        differs = (table != table[0]).any(axis=2)  # H × N
+        table = self._table(own, self._stall_timeout, "to compare the weights")
+        differs = table != table[0]  # H × N
         differing = [self._weights[n].name for n in np.flatnonzero(differs.any(0))]
         if differing:
             self._end_together()
             hosts = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
+            fault, advice = "hosts begin with different weights", _EQUAL_AT_START
+            if self._sums:
+                fault = f"after {count(self._sums, 'step')} the hosts' weights are different"
+                advice = _EQUAL_UPDATES
             raise ClusterError(
                 f"{fault}: {len(differing)} of {len(self._weights)} variables are not the same on"
                 f" host 0 and on {', '.join(hosts)}, {', '.join(differing[:_MOST_LISTED])} among"
-                " them. Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their"
-                " values, or restore the same checkpoint on every host"
+                f" them. {advice}"
             )
 
     def _table(self, integers: Any, seconds: float, doing: str) -> Any:
@@ -360,6 +371,14 @@ class ClusterSession(tf1.Session):
         if _is_failure(error):
             self._leave()
         super().__exit__(error_type, error, trace)
+
+
+def _is_time_to_compare(sums: int) -> bool:
+    """Return whether hosts compare weights after so many sums: 0, 1, 2, 4, 8, … and each 1000.
+
+    Most faults show at once.
+    """
+    return sums & (sums - 1) == 0 or sums % 1000 == 0
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:

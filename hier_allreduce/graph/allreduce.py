@@ -17,11 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 from ..compat import forget_colocation, tf1, without_autograph
-from ..planning.chunks import Chunk, Load
-from ..planning.plan import copies_in, run, sums_in, sums_to
+from ..planning.chunks import Chunk, OwnedBytes
+from ..planning.plan import copies, moves_to, reductions, run
 from ..planning.strategy import Strategy, strategy_from
 from .columns import (
-    check_arguments,
     check_average,
     check_cluster,
     checked_columns,
@@ -34,10 +33,10 @@ from .columns import (
 )
 from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
-from .lead import limit_lead
+from .lead import Edge, limit_lead
 from .names import check_scope, variable_names
 from .packing import Packing
-from .record import describe, log_once, record
+from .record import describe, record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
 from .sparse import RowSum, gradients, made_dense
 from .substitution import Call, Caller, Rows, chosen_for
@@ -45,8 +44,6 @@ from .sums import Context, Sum
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
-
-_OPTIONS = ("average", "strategy", "name", "cluster")
 
 
 @without_autograph
@@ -57,7 +54,6 @@ def allreduce_grads(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
-    **unknown: Any,
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -93,7 +89,6 @@ def allreduce_grads(
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts
             call this function with the same arguments, and the sum, or mean, is over the towers of
             all hosts. Sparse gradients become dense, and the result has no gradients.
-        unknown: options of other libraries, or misspelled ones; the error names ours.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
@@ -104,7 +99,6 @@ def allreduce_grads(
             an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    check_arguments(unknown, "allreduce_grads", _OPTIONS)
     layout = layout_of(all_grads, devices, average, strategy, cluster, Caller())  # C chunks
     return add_ops(layout, name)  # K × N
 
@@ -114,7 +108,6 @@ def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool = False,
-    **unknown: Any,
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1: K×N in, K×N out.
 
@@ -130,7 +123,6 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    check_arguments(unknown, "allreduce_grads_hierarchical", ["average"])
     devices = device_strings(devices)  # K
     strategy = Strategy("hierarchical", chunk_bytes=0)
     # Few rows travel as rows, as they do on the original's way to its adders.
@@ -150,7 +142,6 @@ def allreduce_grads_and_vars(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
-    **unknown: Any,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -167,7 +158,6 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
-    check_arguments(unknown, "allreduce_grads_and_vars", _OPTIONS)
     devices = device_strings(devices)  # K
     check_existence(devices)
     strategy = strategy_from(strategy)
@@ -213,7 +203,7 @@ def checked_layout(
     strategy: Strategy,
     cluster: Optional[Cluster] = None,
     names: Optional[Sequence[str]] = None,
-    load: Optional[Load] = None,
+    owned: Optional[OwnedBytes] = None,
     caller: Caller = Caller(),  # noqa: B008  it never changes
 ) -> Layout:
     """Return the layout of K rows of N gradients; no op is added.
@@ -225,7 +215,7 @@ def checked_layout(
         strategy: the user's choices.
         cluster: the hosts.
         names: of the N variables; by default those of the gradients.
-        load: with it, each variable has one root.
+        owned: with it, each variable has one root.
         caller: the front end, and its update.
 
     Raises: as :func:`allreduce_grads`.
@@ -242,14 +232,11 @@ def checked_layout(
         strategy = replace(strategy, sparse="dense")
     columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
 
-    # Decide which gradients share a chunk, and by which steps each chunk travels.
-    layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
+    # Decide which gradients share a chunk, and by which moves each chunk travels.
+    layout = lay_out(columns, devices, strategy, hosts, owned)  # C chunks with their schedules
     layout = layout._replace(average=bool(average), cluster=cluster, substitute=chosen)
     if len(devices) > 1 and chosen.reduce is None:
         layout = layout._replace(description=describe(layout))
-        # Eagerly each step is a call, and may have other numbers of rows.
-        line = layout.description
-        log_once(line.partition(";")[0] if tf1.executing_eagerly() else line)
     return layout
 
 
@@ -298,8 +285,15 @@ def _reduced(
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
         reduced = []  # C × K, None where a schedule brings no sum
         for chunk, tensors, ops in zip(layout.chunks, zip(*packed), sums):
-            reduced.append(run(chunk.steps, tensors, ops))
-        record(scope, layout, packed)
+            reduced.append(run(chunk.schedule, tensors, ops))
+
+        # A tower's backward pass waits for its earlier sums, as `lead` says.
+        edges: Sequence[Edge] = ()
+        if layout.has_edges:
+            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
+            edges, said = limit_lead(layout.columns, layout.chunks, totals)
+            layout = layout._replace(description=f"{layout.description}; {said}")
+        record(scope, layout, packed, edges)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
         unpacked = []  # K × N
@@ -310,11 +304,6 @@ def _reduced(
                     for ops, tensors in zip(sums, reduced)
                 ]
                 unpacked.append(tuple(packing.unpack(tower, chunks)))
-
-        # A tower's backward pass waits for its earlier sums, as `lead` says.
-        if layout.has_edges:
-            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
-            limit_lead(layout.columns, layout.chunks, totals)
         return unpacked
 
 
@@ -335,12 +324,12 @@ def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
 
 def sums_only(layout: Layout) -> Layout:
     """Return a layout whose results are on the roots only: result n on ``layout.roots()[n]``."""
-    return layout.with_steps(sums_in)
+    return layout.with_schedules(reductions)
 
 
 def sums_on(layout: Layout, tower: int) -> Layout:
     """Return a layout whose results are on one tower, and on those on the way to it."""
-    return layout.with_steps(lambda steps: sums_to(steps, tower))
+    return layout.with_schedules(lambda schedule: moves_to(schedule, tower))
 
 
 def copy_from_roots(
@@ -359,15 +348,15 @@ def copy_from_roots(
     for n, root in layout.roots().items():
         values[root][n] = tensors[n]
     # They are results already, so nothing is divided or sent to other hosts, and no pass waits.
-    back = layout._replace(average=False, cluster=None, has_edges=False).with_steps(copies_in)
-    return _reduced(back, name, values)
+    back = layout._replace(average=False, cluster=None, has_edges=False, description="")
+    return _reduced(back.with_schedules(copies), name, values)
 
 
 def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
     columns = [column_of(tensor.op.name, [tensor]) for tensor in tensors]
-    nothing_yet = Load([0] * len(columns), [0] * len(devices))
+    nothing_yet = OwnedBytes([0] * len(columns), [0] * len(devices))
     # No backward pass waits for the copies of variables, so they take no control edges.
     strategy = Strategy(algorithm="tree", main=0, edges=False)
-    layout = lay_out(columns, devices, strategy, load=nothing_yet)
+    layout = lay_out(columns, devices, strategy, owned=nothing_yet)
     return copy_from_roots(tensors, layout, "broadcast")

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
-from ..configs import check_keys
 from ..errors import ClusterError, HierAllreduceError
 from ..formatting import count, warn
 from ..planning.strategy import Strategy
@@ -170,14 +169,6 @@ def check_cluster(cluster: Any) -> None:
     """Raise a ClusterError if ``cluster`` is neither a cluster nor None, which is one host."""
     if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
-
-
-def check_arguments(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
-    """Raise a HierAllreduceError that says what the arguments of a function are called here."""
-    if "mean" in unknown:
-        mean = unknown["mean"]
-        raise HierAllreduceError(f"{function}(mean={mean!r}): it is called average={mean!r} here")
-    check_keys(unknown, known, function)
 
 
 def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:

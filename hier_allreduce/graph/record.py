@@ -14,10 +14,11 @@ import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
-from ..planning.plan import Schedule, root_of, sums_in
+from ..planning.plan import Schedule, reductions, root_of
 from .columns import has_rows_only
 from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout, size_of
+from .lead import Edge
 from .op_names import is_of_sum
 
 _log = logging.getLogger("hier_allreduce")
@@ -28,7 +29,7 @@ class SentTensor(NamedTuple):
 
     name: str  # its ops are named scope + name + "/…"
     variables: Tuple[str, ...]  # the names of the variables in it
-    schedule: Schedule  # the steps by which it travels: sums to its root, copies from there
+    schedule: Schedule  # the moves by which it travels: sums to its root, copies from there
     elements: Optional[int]  # of one copy; None where only the training step knows
     dtype: str  # in which it travels
     is_rows: bool  # whether it is of a sparse gradient, and has as many elements at most
@@ -60,7 +61,8 @@ class AllReduce(NamedTuple):
     hosts: int  # the number of hosts
     tensors: Tuple[SentTensor, ...]  # that travel, in the order of their chunks
     description: str  # the line of the log
-    plan: str  # a digest that all-reduces with the same chunks and steps share
+    edges: Tuple[Edge, ...]  # control edges: the op of a sum, and one of the pass that waits for it
+    plan: str  # a digest that all-reduces with the same chunks and schedules share
 
     def tower_at(self, device: str) -> Optional[int]:
         """Return the first tower on an executed op's device; None if there is none."""
@@ -98,9 +100,19 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
     return list(_all_reduces.get(tf1.get_default_graph() if graph is None else graph, ()))
 
 
-def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
-    """Record an all-reduce of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
-    if tf.executing_eagerly():
+def record(
+    scope: str, layout: Layout, packed: Sequence[Sequence[Any]], edges: Sequence[Edge]
+) -> None:
+    """Log an all-reduce of K rows of C chunks, and record it for :func:`all_reduces`.
+
+    Eager ops are not recorded.
+    """
+    is_eager_call = tf.executing_eagerly()
+    if layout.description:
+        # Eagerly each step is a call, and may have other numbers of rows.
+        line = layout.description
+        log_once(line.partition(";")[0] if is_eager_call else line)
+    if is_eager_call:
         return
     sent: List[SentTensor] = []
     for chunk, at_towers in zip(layout.chunks, zip(*packed)):
@@ -111,7 +123,7 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         elsewhere: List[Any] = []
         for column in columns:
             elsewhere += (grad for k, grad in enumerate(column.grads) if k != chunk.root)
-        is_copied = not sums_in(chunk.steps) or all(grad is None for grad in elsewhere)
+        is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
         # Rows and their indices travel as two tensors, which the ends of their names tell apart.
         at_root = at_towers[chunk.root]
         tensor_by_ending = {"": at_root}
@@ -130,8 +142,8 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
             in_ops = chunk.name + ending
             is_index = ending == ".indices"
             dtype = str(tensor.dtype.name) if is_index else layout.wire_dtype(chunk)
-            steps = chunk.steps
-            sent.append(SentTensor(in_ops, variables, steps, elements, dtype, is_sparse, copied))
+            schedule = chunk.schedule
+            sent.append(SentTensor(in_ops, variables, schedule, elements, dtype, is_sparse, copied))
     built = AllReduce(
         scope,
         layout.plan.algorithm,
@@ -139,6 +151,7 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         layout.hosts,
         tuple(sent),
         layout.description or f"{layout.plan.algorithm}, {count(len(sent), 'tensor')}",
+        tuple(edges),
         layout.digest,
     )
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
@@ -157,7 +170,7 @@ def describe(layout: Layout) -> str:
     sent_by_sparse: Dict[bool, List[int]] = {}
     unknown = copies = 0
     for chunk in layout.chunks:
-        sources = [src for step in chunk.steps for src in step.srcs]
+        sources = [src for move in chunk.schedule for src in move.srcs]
         copies += len(sources)
         if layout.sizes[chunk.first].elements is None:
             unknown += 1
@@ -168,11 +181,7 @@ def describe(layout: Layout) -> str:
             sent[src] += chunk.bytes
 
     # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
-    algorithm = layout.plan.algorithm
-    if any(chunk.steps not in layout.plan.schedules for chunk in layout.chunks):
-        algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
-    devices += " with control edges" if layout.has_edges else ""
     # TensorFlow's own error about a session without these devices has a hundred lines.
     session = session_with(layout.devices, layout.hosts)
     devices += f" of {session}" if session else ""
@@ -182,8 +191,8 @@ def describe(layout: Layout) -> str:
     sizes += [f"≤ {amount(max(sent_by_sparse[True]))} of rows"] if True in sent_by_sparse else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {devices}: {algorithm}, {chunks}, {copies} copies; each tower"
-        f" sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
+        f"{towers} towers on {devices}: {layout.plan.algorithm}, {chunks}, {copies} copies; each"
+        f" tower sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
     )
 
 

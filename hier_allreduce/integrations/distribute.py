@@ -35,25 +35,17 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     The difference counts, because optimizers with momentum update other rows for a dense gradient.
     """
 
-    def __init__(self, strategy: Union[str, Strategy, None] = None, **unknown: Any):
+    def __init__(self, strategy: Union[str, Strategy, None] = None):
         """The constructor reads the strategy.
 
         Args:
             strategy: a :class:`hier_allreduce.Strategy`, an algorithm's name, or the name or path
                 of a strategy's YAML file. None means the default strategy.
-            unknown: options that do not exist here; the error says where each one belongs.
 
         Raises:
-            HierAllreduceError: an unknown option, no such strategy, or one with a ``wire_dtype``.
+            HierAllreduceError: no such strategy, or one with a ``wire_dtype``.
         """
         super().__init__()
-        # An option of Strategy is the usual guess, so the error shows where it belongs.
-        for option, setting in unknown.items():
-            is_field = option in Strategy.__dataclass_fields__
-            advice = f"; use strategy=Strategy({option}={setting!r})" if is_field else ""
-            raise HierAllreduceError(
-                f"HierarchicalAllReduce({option}={setting!r}): the only option is strategy={advice}"
-            )
         self._strategy = strategy_from(strategy)
         if self._strategy.wire_dtype:
             raise HierAllreduceError(

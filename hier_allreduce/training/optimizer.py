@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
@@ -19,11 +20,10 @@ from ..compat import (
 )
 from ..errors import HierAllreduceError
 from ..graph import device_strings
-from ..graph.columns import check_arguments
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy
 from .attributes import unchanged
-from .options import Options, Transform, checked_options
+from .options import Transform, checked_options
 from .replicas import (
     Drift,
     PeriodicComparison,
@@ -84,7 +84,6 @@ class TowerOptimizer:
         broadcast_every: int = 0,
         check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
-        **unknown: Any,
     ):
         """The constructor checks the options, and adds no ops.
 
@@ -108,20 +107,18 @@ class TowerOptimizer:
                 writes variables, such as a moving norm, needs ``update="once"``.
             broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0:
                 only at the start.
-            check_replicas_every: the number of steps between the hook's comparisons of the towers,
-                and of the hosts; 0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of
-                the hook is a call of the session's ``run``.
+            check_replicas_every: the number of steps between the hook's comparisons of the towers;
+                0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of the hook is a call
+                of the session's ``run``.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
-            unknown: misspelled options; the error names ours.
 
         Raises:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
                 optimizer.
         """
-        check_arguments(unknown, "TowerOptimizer", Options._fields)
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
@@ -202,14 +199,15 @@ class TowerOptimizer:
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
         towers = Towers(tower_grads_and_vars, self.devices, self._options)
-        op, replicas = update_towers(self._optimizer, towers, given, earlier)
+        name = name or "train_op"
+        check = functools.partial(_assert_started, self.devices)
+        op, replicas = update_towers(self._optimizer, towers, given, earlier, name, check)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
         # Several calls may update one variable, whose replicas count once.
         self._updated = distinct([[*before, *new] for before, new in zip(earlier, replicas)])
-        started = _assert_started(self.devices) if len(self.devices) > 1 else tf.no_op()
-        return tf.group(op, started, name=name or "train_op")
+        return op
 
     def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Raise a HierAllreduceError if the optimizer cannot be called with the arguments."""
@@ -295,15 +293,14 @@ class TowerOptimizer:
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.
             saved += tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)
-            start = [
-                tf1.train.Scaffold.default_local_init_op(),
-                tf1.variables_initializer(on_others),
-            ]
             if "saver" not in options:
                 options["saver"] = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
+            local = options.get("local_init_op")
+            if local is None:
+                local = tf1.train.Scaffold.default_local_init_op()
             # By default a session waits for all global variables before it runs local_init_op.
             options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
-            options.setdefault("local_init_op", tf.group(*start))
+            options["local_init_op"] = tf.group(local, tf1.variables_initializer(on_others))
             return tf1.train.Scaffold(**options)
 
     def _known(self) -> ReplicatedVariables:
@@ -342,6 +339,8 @@ def _start(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
 
 
 def _assert_started(devices: Sequence[Any]) -> Any:
+    if len(devices) == 1:
+        return tf.no_op()
     with tf1.device("/cpu:0"):
         return tf.raw_ops.Assert(
             name="hier_allreduce/towers_are_equal",

@@ -11,7 +11,7 @@ Numbers are those of one device with each of them. They differ in speed and memo
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -20,7 +20,6 @@ from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
-from .announcement import announcement
 from .once import update_once
 from .replicas import note_replicas
 from .replicated import update_replicated, why_not_replicated, why_once, with_rows
@@ -132,6 +131,8 @@ def update_towers(
     towers: Towers,
     arguments: Optional[Dict[str, Any]] = None,
     earlier: Sequence[Sequence[Any]] = (),
+    name: str = "train_op",
+    check: Callable[[], Any] = tf.no_op,
 ) -> Tuple[Any, ReplicatedVariables]:
     """Reduce the towers' gradients, update their variables, and count the step.
 
@@ -146,6 +147,8 @@ def update_towers(
         arguments: those of the optimizer's ``apply_gradients`` beside the pairs. Its
             ``global_step`` is one more after the update.
         earlier: K rows of the replicas of earlier updates in this graph.
+        name: of the op.
+        check: returns one more op of the step.
 
     Raises:
         HierAllreduceError: as :func:`checked_towers`, and as the function of each update; or a
@@ -167,7 +170,8 @@ def update_towers(
 
     # Update, and count the step. Once, the optimizer itself counts, as on one device.
     arguments = arguments or {}
-    built_before = len(tf1.get_default_graph().get_operations())
+    train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
+    earlier_train_ops = list(train_ops)
     if update == "once":
         op, replicas = update_once(optimizer, towers, arguments)
     else:
@@ -176,12 +180,9 @@ def update_towers(
         if "global_step" in arguments:
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(arguments["global_step"], 1).op
-    # Hosts compare their updates, because one with another rate would leave the others behind.
-    cluster = towers.options.cluster
-    if cluster is not None and cluster.size > 1:
-        # A host that compares in other steps would wait for the others, and they for it.
-        every = f"check_replicas_every: {towers.options.check_replicas_every}"
-        cluster.ops.note("update", [*announcement(optimizer, op, built_before), every])
+    # TensorFlow's optimizers add their own op, which is a part of the step.
+    op = tf.group(op, check(), name=name)
+    train_ops[:] = [*earlier_train_ops, op]
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

@@ -685,8 +685,6 @@ def test_ragged_and_sparse_tensors_are_an_error(make):
     [
         ({"strategy": "hierarchial"}, "did you mean 'hierarchical'"),
         ({"strategy": 3}, "expected a Strategy"),
-        ({"main": 0}, r"the only option is strategy=; use strategy=Strategy\(main=0\)"),
-        ({"num_packs": 2}, r"HierarchicalAllReduce\(num_packs=2\): the only option is strategy=$"),
         (
             {"strategy": Strategy(wire_dtype="bfloat16")},
             "wire_dtype='bfloat16': TensorFlow does not say which",

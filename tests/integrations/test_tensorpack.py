@@ -395,21 +395,8 @@ ARGUMENTS: dict = {
         {"devices": 8, "update": "mian"},
         ["update='mian'", "'replicated', 'once', 'sharded'"],
     ),
-    "mode": (
-        {"devices": 8, "mode": "hierarchical"},
-        ["(mode='hierarchical'): the option is tensorpack's", "strategy='hierarchical'"],
-    ),
-    "mode gpu": ({"devices": 8, "mode": "gpu"}, ["strategy='flat'"]),
-    "mode nccl": ({"devices": 8, "mode": "nccl"}, ["keep tensorpack's trainer", "mode='nccl'"]),
-    "no mode": ({"devices": 8, "mode": None}, ["for 'gpu' write strategy='flat'; for 'cpu' "]),
-    "gpus": ({"devices": 8, "gpus": 8}, ["tensorpack's; it is called devices here"]),
-    "mean": ({"devices": 8, "mean": True}, ["(mean=True): it is called average=True here"]),
     "a bool": ({"devices": True}, ["HierarchicalTrainer(True): expected the number"]),
     "lists of devices": ({"devices": [[0], [0, 1]]}, ["tower 0: [0] is not a device"]),
-    "option": (
-        {"devices": 8, "strategi": "flat"},
-        ["'strategi' is unknown; did you mean 'strategy'"],
-    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from numbers import Number
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
@@ -20,7 +20,7 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import device_strings
-from ...graph.columns import check_arguments, variables_in, warn_of_references
+from ...graph.columns import variables_in, warn_of_references
 from ...planning.strategy import Strategy
 from ...training.attributes import unchanged
 from ...training.options import Transform, checked_options
@@ -33,19 +33,6 @@ from .names import with_missing_pairs
 from .sessions import creator_for_hosts, creator_for_towers
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
-_NOT_IN_FILES = ("transform", "cluster")
-_NCCL = (
-    "TensorFlow's NCCL is no strategy of ours; if it works, keep tensorpack's trainer,"
-    " SyncMultiGPUTrainerReplicated(…, mode='nccl')"
-)
-# Programs that change from tensorpack's trainer pass its modes, which have other names here.
-_MODES = {
-    "hierarchical": "write strategy='hierarchical'",
-    "gpu": "write strategy='flat'",
-    "cpu": "write strategy=Strategy(algorithm='flat', main=0), whose sums are on the first GPU",
-    "nccl": _NCCL,
-    "collective": _NCCL,
-}
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -109,7 +96,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         broadcast_every: int = 0,
         check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
-        **unknown: Any,
     ):
         """The constructor checks the options, and adds no ops.
 
@@ -123,13 +109,11 @@ class HierarchicalTrainer(SingleCostTrainer):
             check_replicas_every: the same. Moving averages, which tensorpack updates on tower 0
                 only, are not compared.
             cluster: the hosts, each of which has K devices.
-            unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
         Raises:
-            HierAllreduceError: an invalid or unknown option. A device that does not exist is an
+            HierAllreduceError: an invalid option. A device that does not exist is an
                 error when training starts, before its session does.
         """
-        _check_arguments(unknown)
         self._options = checked_options(
             average, strategy, update, transform, broadcast_every, check_replicas_every, cluster
         )
@@ -262,8 +246,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             warn_of_references(variables_in(rows[0]))
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
-            op, replicas = update_towers(optimizer, towers)
-            self.train_op = tf.group(op, name="train_op")
+            self.train_op, replicas = update_towers(optimizer, towers)
         return replicas
 
     def _syncing(self, replicas: ReplicatedVariables) -> List[Callback]:
@@ -307,15 +290,3 @@ class _CompareTowers(Callback):
 
     def _trigger_step(self) -> None:
         self._comparison.after_step(self.trainer.sess)
-
-
-def _check_arguments(unknown: Mapping[str, Any]) -> None:
-    """Raise a HierAllreduceError about an option that the trainer does not have."""
-    for option, setting in unknown.items():
-        theirs = f"HierarchicalTrainer({option}={setting!r}): the option is tensorpack's"
-        if option == "gpus":
-            raise HierAllreduceError(f"{theirs}; it is called devices here")
-        if option == "mode":
-            modes = "; ".join(f"for {mode!r} {advice}" for mode, advice in _MODES.items())
-            raise HierAllreduceError(f"{theirs}; {_MODES.get(str(setting), modes)}")
-    check_arguments(unknown, "HierarchicalTrainer", [*_OPTIONS, *_NOT_IN_FILES])
