@@ -8,7 +8,7 @@ which compress well.
 import json
 import lzma
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from tensorflow.core.framework import step_stats_pb2
 
@@ -118,6 +118,24 @@ def all_reduces(name: str) -> List[AllReduce]:
             Reduce(tuple(srcs), dst) if kind == "Reduce" else Copy(srcs[0], dst)
             for kind, srcs, dst in steps
         ]
-        tensors.append(SentTensor(tensor, (), tuple(schedule), elements, "float32", False, ""))
-    devices = tuple(built["devices"])
-    return [AllReduce(built["scope"], built["algorithm"], devices, 1, tuple(tensors), "", "")]
+        tensors.append(sent(tensor, schedule, elements))
+    return [built_as(built["scope"], built["devices"], tensors)]
+
+
+def sent(name: str, schedule: Sequence[Any], elements: int) -> SentTensor:
+    """Return the record of a chunk in float32."""
+    return SentTensor(name, (), tuple(schedule), elements, "float32", is_rows=False, copied="")
+
+
+def built_as(scope: str, devices: Sequence[Any], tensors: Sequence[SentTensor]) -> AllReduce:
+    """Return the record of an all-reduce, as far as a trace needs it."""
+    return AllReduce(
+        scope,
+        algorithm="flat",
+        devices=tuple(devices),
+        hosts=1,
+        tensors=tuple(tensors),
+        description="",
+        edges=(),
+        plan="",
+    )

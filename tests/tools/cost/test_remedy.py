@@ -4,25 +4,24 @@ Each tower makes its gradients, sends each to the root of its chunk, and updates
 pass begins at 0, a kernel after it lasts 1 ms, and a copy 2 ms, unless something is planted.
 """
 
-from typing import NamedTuple, Tuple, Union
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
 import pytest
-from helpers.traces import step_of
+from helpers.traces import built_as, sent, step_of
 
-from hier_allreduce import AllReduce, Copy, Reduce, SentTensor
+from hier_allreduce import Copy, Reduce
 from hier_allreduce_tools.cost.cost import cost_of
 
 TOWERS = (0, 1, 2)
-Schedule = Tuple[Union[Reduce, Copy], ...]
 
 
 class Plan(NamedTuple):
     """What is planted, in ms."""
 
-    passes: tuple = (100, 100, 100)
-    roots: tuple = (0, 1)
-    copies: dict = {}  # by pair, of 1 MB
-    launch: dict = {}  # by "grad", "sum" or "update": the time that the processor needs for it
+    passes: Sequence[float] = (100, 100, 100)
+    roots: Sequence[int] = (0, 1)
+    copies: Dict[Tuple[int, int], float] = {}  # noqa: RUF012, by pair, of 1 MB
+    launch: Dict[str, float] = {}  # noqa: RUF012, what the processor needs for "grad", "sum", "update"
 
 
 class Written:
@@ -71,10 +70,10 @@ def cost_with(device="GPU", **planted):
             value = total if k == root else f"{total}/_{2 * k + 1}"
             there = written.copy(root, k, total, done) if is_gpu and k != root else done
             written.op(k, f"update{number}_{k} = ResourceApplyGradientDescent({value})", there)
-        schedule: Schedule = (Reduce(tuple(others), root), *(Copy(root, k) for k in others))
-        tensors.append(SentTensor(f"v{number}", (), schedule, 250_000, "float32", False, ""))
+        schedule = [Reduce(tuple(others), root), *(Copy(root, k) for k in others)]
+        tensors.append(sent(f"v{number}", schedule, 250_000))
     devices = tuple(f"/{device.lower()}:{k}" for k in TOWERS)
-    built = AllReduce("hier_allreduce/", "flat", devices, 1, tuple(tensors), "", "")
+    built = built_as("hier_allreduce/", devices, tensors)
     return cost_of(step_of(written.nodes, written.ran if is_gpu else ()), [built])
 
 
@@ -131,7 +130,7 @@ def test_who_waited_for_the_processor_is_told():
 
 
 def test_the_longest_wait_decides():
-    planted = {"copies": {(1, 0): 20}, "launch": {"update": 6}}
+    planted: Dict[str, Any] = {"copies": {(1, 0): 20}, "launch": {"update": 6}}
     assert cost_with(**planted).remedy.startswith("The copies from GPU 1 to GPU 0")
     planted["launch"] = {"update": 40}
     assert cost_with(**planted).remedy.startswith("The kernels after the pass waited 41 ms")

@@ -10,22 +10,14 @@
 """
 
 import pytest
-from helpers.traces import step_of
+from helpers.traces import built_as, sent, step_of
 
-from hier_allreduce import AllReduce, Copy, Reduce, SentTensor
+from hier_allreduce import Copy, Reduce
 from hier_allreduce_tools.cost.cost import cost_of
 
 HOST = "/job:localhost/replica:0/task:0/device:"
 SCHEDULE = (Reduce((1,), 0), Copy(0, 1))
-BUILT = AllReduce(
-    "hier_allreduce/",
-    "flat",
-    ("/gpu:0", "/gpu:1"),
-    1,
-    (SentTensor("v", ("w",), SCHEDULE, 250, "float32", False, ""),),
-    "",
-    "",
-)
+BUILT = built_as("hier_allreduce/", ["/gpu:0", "/gpu:1"], [sent("v", SCHEDULE, 250)])
 NODES = [
     # device, label, when it was scheduled, begun and done by the processor
     ("CPU:0", "x = _Arg()", -5, -5, -4),
