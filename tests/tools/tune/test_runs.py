@@ -9,7 +9,7 @@ from typing import List
 import pytest
 from helpers.timed_programs import WAITS, left_over
 
-from hier_allreduce_tools.tune.journal import Candidate
+from hier_allreduce_tools.tune.journal import Candidate, Journal
 from hier_allreduce_tools.tune.rounds import NothingMeasured, Rounds
 from hier_allreduce_tools.tune.run import reason_in
 
@@ -127,12 +127,14 @@ def test_children_that_ignore_sigterm_are_ended_too(program, runner, monkeypatch
     assert runner(program(forks)).run(CURRENT, 1).step and not left_over()
 
 
-def test_a_half_line_of_a_killed_program_is_no_step(program, runner):
+def test_a_half_line_of_a_killed_program_spoils_no_other(program, runner, tmp_path):
     text = (
         "train(41)\nwith open(asked['journal'], 'a') as file:\n    file.write('{\"run\": 1, \"su')"
     )
     runs = runner(program(text))
-    assert runs.run(CURRENT, 1).step and runs.run(CURRENT, 2).step
+    made = [runs.run(CURRENT, round) for round in (1, 2)]
+    (path,) = tmp_path.glob("outputs-*/journal.jsonl")
+    assert Journal(path).read()[1] == made and made[1].step > 0
 
 
 OUTPUT = """Epoch 3\r 12/100 examples
