@@ -3,9 +3,9 @@
     pip install .                 # in a checkout, beside your TensorFlow
     python examples/algorithms.py --devices 8
 
-A function gets the number of devices and a chunk's number. It returns that chunk's steps, which are
+A function gets the number of devices and a chunk's number. It returns that chunk's moves, which are
 sums that bring everything to one device, then copies back. ``Reduce((1, 2), 0)`` is 0 ← 0 + 1 + 2,
-``Copy(0, 1)`` is 1 ← 0. The steps are checked before they run.
+``Copy(0, 1)`` is 1 ← 0. The moves are checked before they run.
 """
 
 import argparse

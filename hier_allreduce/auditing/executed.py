@@ -56,9 +56,9 @@ class Traffic:
         self.ran = False
         fields_of_towers = [device_fields(device) for device in all_reduce.devices]
         self._first_on_device = [fields_of_towers.index(fields) for fields in fields_of_towers]
-        for step in tensor.schedule:
-            for src in step.srcs:
-                pair = self._first_on_device[src], self._first_on_device[step.dst]
+        for move in tensor.schedule:
+            for src in move.srcs:
+                pair = self._first_on_device[src], self._first_on_device[move.dst]
                 self.add(self.planned, pair)
 
     def add(self, copies: Counter, pair: Pair) -> None:

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 from ..compat import forget_colocation, tf1, without_autograph
-from ..planning.chunks import Chunk, Load
-from ..planning.plan import copies_in, run, sums_in, sums_to
+from ..planning.chunks import Chunk, OwnedBytes
+from ..planning.plan import copies, moves_to, reductions, run
 from ..planning.strategy import Strategy, strategy_from
 from .columns import (
     check_average,
@@ -203,7 +203,7 @@ def checked_layout(
     strategy: Strategy,
     cluster: Optional[Cluster] = None,
     names: Optional[Sequence[str]] = None,
-    load: Optional[Load] = None,
+    owned: Optional[OwnedBytes] = None,
     caller: Caller = Caller(),  # noqa: B008  it never changes
 ) -> Layout:
     """Return the layout of K rows of N gradients; no op is added.
@@ -215,7 +215,7 @@ def checked_layout(
         strategy: the user's choices.
         cluster: the hosts.
         names: of the N variables; by default those of the gradients.
-        load: with it, each variable has one root.
+        owned: with it, each variable has one root.
         caller: the front end, and its update.
 
     Raises: as :func:`allreduce_grads`.
@@ -232,8 +232,8 @@ def checked_layout(
         strategy = replace(strategy, sparse="dense")
     columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
 
-    # Decide which gradients share a chunk, and by which steps each chunk travels.
-    layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks with their steps
+    # Decide which gradients share a chunk, and by which moves each chunk travels.
+    layout = lay_out(columns, devices, strategy, hosts, owned)  # C chunks with their schedules
     layout = layout._replace(average=bool(average), cluster=cluster, substitute=chosen)
     if len(devices) > 1 and chosen.reduce is None:
         layout = layout._replace(description=describe(layout))
@@ -288,7 +288,7 @@ def _reduced(
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
         reduced = []  # C × K, None where a schedule brings no sum
         for chunk, tensors, ops in zip(layout.chunks, zip(*packed), sums):
-            reduced.append(run(chunk.steps, tensors, ops))
+            reduced.append(run(chunk.schedule, tensors, ops))
         record(scope, layout, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
@@ -325,12 +325,12 @@ def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
 
 def sums_only(layout: Layout) -> Layout:
     """Return a layout whose results are on the roots only: result n on ``layout.roots()[n]``."""
-    return layout.with_steps(sums_in)
+    return layout.with_schedules(reductions)
 
 
 def sums_on(layout: Layout, tower: int) -> Layout:
     """Return a layout whose results are on one tower, and on those on the way to it."""
-    return layout.with_steps(lambda steps: sums_to(steps, tower))
+    return layout.with_schedules(lambda schedule: moves_to(schedule, tower))
 
 
 def copy_from_roots(
@@ -349,15 +349,15 @@ def copy_from_roots(
     for n, root in layout.roots().items():
         values[root][n] = tensors[n]
     # They are results already, so nothing is divided or sent to other hosts, and no pass waits.
-    back = layout._replace(average=False, cluster=None, has_edges=False).with_steps(copies_in)
+    back = layout._replace(average=False, cluster=None, has_edges=False).with_schedules(copies)
     return _reduced(back, name, values)
 
 
 def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
     columns = [column_of(tensor.op.name, [tensor]) for tensor in tensors]
-    nothing_yet = Load([0] * len(columns), [0] * len(devices))
+    nothing_yet = OwnedBytes([0] * len(columns), [0] * len(devices))
     # No backward pass waits for the copies of variables, so they take no control edges.
     strategy = Strategy(algorithm="tree", main=0, edges=False)
-    layout = lay_out(columns, devices, strategy, load=nothing_yet)
+    layout = lay_out(columns, devices, strategy, owned=nothing_yet)
     return copy_from_roots(tensors, layout, "broadcast")

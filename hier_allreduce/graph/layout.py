@@ -1,8 +1,8 @@
-"""Decisions before the first op: which gradients travel together, and by which steps.
+"""Decisions before the first op: which gradients travel together, and by which moves.
 
 ::
 
-    columns ─► sizes ─► plan ─► chunks, each with its steps and a name
+    columns ─► sizes ─► plan ─► chunks, each with its schedule and a name
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import (
 )
 
 from ..formatting import count
-from ..planning.chunks import Chunk, GradientSize, Load, chunks_of
+from ..planning.chunks import Chunk, GradientSize, OwnedBytes, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
 from ..planning.strategy import Strategy, plan_for
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A text that differs between plans of other chunks, steps, dtypes or edges."""
+        """A text that differs between plans of other chunks, moves, dtypes or edges."""
         # Hosts compare the names one by one, so that an error can tell which of them differ.
         unnamed = [chunk._replace(name="") for chunk in self.chunks]
         decisions = repr((unnamed, self.wire, self.has_edges))
@@ -101,9 +101,9 @@ class Layout(NamedTuple):
         """Return the tower that has each variable's sum first; all gradients must be whole."""
         return {span.gradient: chunk.root for chunk in self.chunks for span in chunk.ranges}
 
-    def with_steps(self, steps_of: Callable[[Schedule], Schedule]) -> Layout:
-        """Return a layout whose chunks take other steps, which a function makes of theirs."""
-        chunks = [chunk._replace(steps=steps_of(chunk.steps)) for chunk in self.chunks]
+    def with_schedules(self, schedule_of: Callable[[Schedule], Schedule]) -> Layout:
+        """Return a layout whose chunks take other schedules, which a function makes of theirs."""
+        chunks = [chunk._replace(schedule=schedule_of(chunk.schedule)) for chunk in self.chunks]
         return self._replace(chunks=chunks)
 
 
@@ -112,14 +112,14 @@ def lay_out(
     devices: Sequence[Any],
     strategy: Strategy,
     hosts: int = 1,
-    load: Optional[Load] = None,
+    owned: Optional[OwnedBytes] = None,
 ) -> Layout:
     """Return the layout of N columns.
 
-    With a ``load`` each variable has one root, and the roots have about equal bytes.
+    With ``owned`` each variable has one root, and the roots have about equal bytes.
 
     Raises:
-        HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
+        HierAllreduceError: the groups, the main or the algorithm's moves do not fit K towers.
     """
     sizes = [size_of(column, strategy.wire_dtype) for column in columns]  # N
     plan = plan_for(strategy, len(devices), all_on_cpu(devices))
@@ -128,10 +128,10 @@ def lay_out(
         plan = plan._replace(chunk_bytes=0)
     # A small model would fit into one chunk, and all roots but one would have nothing to update.
     # So no chunk is larger than a root's share.
-    share = sum(load.variables) // len(devices) if load else 0
+    share = sum(owned.variables) // len(devices) if owned else 0
     if share and strategy.chunk_bytes is None:
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
-    are_whole = plan.whole or load is not None
+    are_whole = plan.whole or owned is not None
     chunks = chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole)
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
@@ -141,11 +141,11 @@ def lay_out(
         ending = ".packed" if len(chunk.ranges) > 1 else ""
         variables.append(columns[chunk.first].name + ending)
     named = []
-    for chunk, name in zip(scheduled(chunks, plan, load), op_names(variables)):
+    for chunk, name in zip(scheduled(chunks, plan, owned), op_names(variables)):
         named.append(chunk._replace(name=name))
 
     # A sum of sums comes too late for the pass, and a lone chunk has no later part to hold.
-    are_direct = [is_direct(chunk.steps) for chunk in named]
+    are_direct = [is_direct(chunk.schedule) for chunk in named]
     may_have_edges = strategy.edges and hosts == 1 and len(named) > 1 and any(are_direct)
     has_edges = may_have_edges and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), plan, sizes, named, strategy.wire_dtype, has_edges)

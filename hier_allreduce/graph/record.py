@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
-from ..planning.plan import Schedule, root_of, sums_in
+from ..planning.plan import Schedule, reductions, root_of
 from .columns import has_rows_only
 from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout, size_of
@@ -28,7 +28,7 @@ class SentTensor(NamedTuple):
 
     name: str  # its ops are named scope + name + "/…"
     variables: Tuple[str, ...]  # the names of the variables in it
-    schedule: Schedule  # the steps by which it travels: sums to its root, copies from there
+    schedule: Schedule  # the moves by which it travels: sums to its root, copies from there
     elements: Optional[int]  # of one copy; None where only the training step knows
     dtype: str  # in which it travels
     is_rows: bool  # whether it is of a sparse gradient, and has as many elements at most
@@ -60,7 +60,7 @@ class AllReduce(NamedTuple):
     hosts: int  # the number of hosts
     tensors: Tuple[SentTensor, ...]  # that travel, in the order of their chunks
     description: str  # the line of the log
-    plan: str  # a digest that all-reduces with the same chunks and steps share
+    plan: str  # a digest that all-reduces with the same chunks and schedules share
 
     def tower_at(self, device: str) -> Optional[int]:
         """Return the first tower on an executed op's device; None if there is none."""
@@ -111,7 +111,7 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         elsewhere: List[Any] = []
         for column in columns:
             elsewhere += (grad for k, grad in enumerate(column.grads) if k != chunk.root)
-        is_copied = not sums_in(chunk.steps) or all(grad is None for grad in elsewhere)
+        is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
         # Rows and their indices travel as two tensors, which the ends of their names tell apart.
         at_root = at_towers[chunk.root]
         tensor_by_ending = {"": at_root}
@@ -130,8 +130,8 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
             in_ops = chunk.name + ending
             is_index = ending == ".indices"
             dtype = str(tensor.dtype.name) if is_index else layout.wire_dtype(chunk)
-            steps = chunk.steps
-            sent.append(SentTensor(in_ops, variables, steps, elements, dtype, is_sparse, copied))
+            schedule = chunk.schedule
+            sent.append(SentTensor(in_ops, variables, schedule, elements, dtype, is_sparse, copied))
     built = AllReduce(
         scope,
         layout.plan.algorithm,
@@ -157,7 +157,7 @@ def describe(layout: Layout) -> str:
     sent_by_sparse: Dict[bool, List[int]] = {}
     unknown = copies = 0
     for chunk in layout.chunks:
-        sources = [src for step in chunk.steps for src in step.srcs]
+        sources = [src for move in chunk.schedule for src in move.srcs]
         copies += len(sources)
         if layout.sizes[chunk.first].elements is None:
             unknown += 1
@@ -169,7 +169,7 @@ def describe(layout: Layout) -> str:
 
     # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
     algorithm = layout.plan.algorithm
-    if any(chunk.steps not in layout.plan.schedules for chunk in layout.chunks):
+    if any(chunk.schedule not in layout.plan.schedules for chunk in layout.chunks):
         algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     devices += " with control edges" if layout.has_edges else ""

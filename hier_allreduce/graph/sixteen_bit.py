@@ -34,25 +34,25 @@ class SixteenBitSum(Sum):
         self._dtype = dtype
         self._contributions = [1] * len(self.devices)  # in each tower's sum so far
 
-    def reduce(self, step: Reduce, here: Any, received: List[Any]) -> Any:
-        wide = self.terms(step, here, received)
-        return self.add(wide, [step.dst] * len(wide), step.dst)
+    def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
+        wide = self.terms(move, here, received)
+        return self.add(wide, [move.dst] * len(wide), move.dst)
 
-    def terms(self, step: Reduce, here: Any, received: List[Any]) -> List[Any]:
+    def terms(self, move: Reduce, here: Any, received: List[Any]) -> List[Any]:
         # Narrow each sum on the tower that sends it, because 16 bits shall cross.
         tensors = [here]
-        for src, tensor in zip(step.srcs, received):
+        for src, tensor in zip(move.srcs, received):
             tensors.append(self._narrowed(src, tensor))
 
         # Weigh each running mean by the towers that are in it, since all count the same in the end.
-        towers = (step.dst, *step.srcs)
+        towers = (move.dst, *move.srcs)
         contributions = sum(self._contributions[tower] for tower in towers)
         wide = []
-        with tf1.device(self.devices[step.dst]):
+        with tf1.device(self.devices[move.dst]):
             for tower, tensor in zip(towers, tensors):
                 weight = self._contributions[tower] / contributions
                 wide.append(self._wide(tensor, weight))
-        self._contributions[step.dst] = contributions
+        self._contributions[move.dst] = contributions
         return wide
 
     def at_root(self, root: int, total: Any) -> Any:

@@ -42,11 +42,11 @@ class RowSum(Sum):
         self._column = column
         self._row_sum = row_sum
 
-    def reduce(self, step: Reduce, here: Any, received: List[Any]) -> Any:
-        rows = self._row_sum.terms(step, here.values, [slices.values for slices in received])
+    def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
+        rows = self._row_sum.terms(move, here.values, [slices.values for slices in received])
         indices = [here.indices, *(slices.indices for slices in received)]
-        axis = self.context.constant(step.dst, 0, is_hidden=True)
-        with tf1.device(self.devices[step.dst]):
+        axis = self.context.constant(move.dst, 0, is_hidden=True)
+        with tf1.device(self.devices[move.dst]):
             all_rows = _concat(rows, axis, f"{self.name}.values/{GATHER}")
             all_indices = _concat(indices, axis, f"{self.name}.indices/{GATHER}")
             # TensorFlow 2 has this on GPUs. 1.15 has it on the CPU only, where indices then go.
@@ -62,10 +62,10 @@ class RowSum(Sum):
             return self.copy(Copy(root, root), total)
         return tf.IndexedSlices(self._row_sum.at_root(root, total.values), total.indices)
 
-    def copy(self, step: Copy, slices: Any) -> Any:
-        with tf1.device(self.devices[step.dst]):
+    def copy(self, move: Copy, slices: Any) -> Any:
+        with tf1.device(self.devices[move.dst]):
             indices = tf.identity(slices.indices, name=f"{self.name}.indices/{COPY}")
-        return tf.IndexedSlices(self._row_sum.copy(step, slices.values), indices)
+        return tf.IndexedSlices(self._row_sum.copy(move, slices.values), indices)
 
     def as_result(self, tower: int, slices: Any) -> Any:
         # A tower without a dense_shape gets another tower's, because all have one variable.

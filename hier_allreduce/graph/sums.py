@@ -63,11 +63,11 @@ class Sum(ChunkOps[Any]):
         self.context = context
         self.devices = context.devices
 
-    def reduce(self, step: Reduce, here: Any, received: List[Any]) -> Any:
-        terms = self.terms(step, here, received)
-        return self.add(terms, (step.dst, *step.srcs), step.dst)
+    def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
+        terms = self.terms(move, here, received)
+        return self.add(terms, (move.dst, *move.srcs), move.dst)
 
-    def terms(self, step: Reduce, here: Any, received: List[Any]) -> List[Any]:
+    def terms(self, move: Reduce, here: Any, received: List[Any]) -> List[Any]:
         """Return what a step adds up: the tensors of its destination and of its sources."""
         return [here, *received]
 
@@ -79,8 +79,8 @@ class Sum(ChunkOps[Any]):
         # different consumers, and the towers would differ in their last bits.
         return self.mean(root, self.over_hosts(root, total))
 
-    def copy(self, step: Copy, tensor: Any) -> Any:
-        with tf1.device(self.devices[step.dst]):
+    def copy(self, move: Copy, tensor: Any) -> Any:
+        with tf1.device(self.devices[move.dst]):
             return tf.identity(tensor, name=f"{self.name}/{COPY}")
 
     def as_result(self, tower: int, tensor: Any) -> Any:

@@ -2,10 +2,10 @@
 
 ::
 
-    rule │ name │ function ──► Plan: schedules and a chunk size         strategy, rule, algorithms
+    rule │ name │ function ──► Plan: schedules and a chunk size         strategy, algorithms
                                    │ chunk c takes schedule c mod S
     GradientSize × N ──chunks_of──► Chunk × C ──scheduled──► Chunk × C       chunks, schedules
-                                                with steps ──► run(steps, chunk, ops)     plan
+                                                with moves ──► run(schedule, chunk, ops)     plan
 
 ``Strategy`` holds a user's choices; ``check`` counts the towers in each sum. Each name is imported
 from its module.

@@ -1,4 +1,4 @@
-"""Algorithms: each is a function from K towers and a chunk's number to the steps of that chunk.
+"""Algorithms: each is a function from K towers and a chunk's number to the moves of that chunk.
 
 One tower, the *root*, has the sum of a chunk first. The chunk's number picks the root, so that the
 chunks 0, 1, 2 … have their sums on different towers and no tower works more than the others.
@@ -29,16 +29,16 @@ from itertools import chain
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from .plan import Copy, Reduce, Schedule, Step, check, copies_in, root_of, sums_in
+from .plan import Copy, Move, Reduce, Schedule, check, copies, reductions, root_of
 
-Algorithm = Callable[[int, int], Iterable[Step]]
+Algorithm = Callable[[int, int], Iterable[Move]]
 Groups = Tuple[Tuple[int, ...], ...]
 
 
 # ---- the algorithms ------------------------------------------------------------------------------
 
 
-def flat(towers: int, chunk: int) -> List[Step]:
+def flat(towers: int, chunk: int) -> List[Move]:
     """Add up everything on the root, and copy the sum from there to all others.
 
     ::
@@ -59,7 +59,7 @@ def flat(towers: int, chunk: int) -> List[Step]:
     return [*sums, *(Copy(root, tower) for tower in others)]
 
 
-def tree(towers: int, chunk: int) -> List[Step]:
+def tree(towers: int, chunk: int) -> List[Move]:
     """Add up neighbours in pairs, then pairs of pairs, and copy back along the same binomial tree.
 
     ::
@@ -89,11 +89,11 @@ def tree(towers: int, chunk: int) -> List[Step]:
         for place in range(0, towers - distance, 2 * distance):
             hops.append((tower_at[place + distance], tower_at[place]))
         distance *= 2
-    sums: List[Step] = [Reduce((src,), dst) for src, dst in hops]
+    sums: List[Move] = [Reduce((src,), dst) for src, dst in hops]
     return sums + [Copy(dst, src) for src, dst in reversed(hops)]
 
 
-def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
+def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Move]:
     """Add up in each group, then over the groups, and copy back the same way.
 
     ::
@@ -122,25 +122,25 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
     # In each group one tower adds up. A group of one tower has nothing to add up.
     place = next(group.index(root) for group in groups if root in group)
     adders = [group[place % len(group)] for group in groups]
-    steps: List[Step] = []
+    moves: List[Move] = []
     for group, adder in zip(groups, adders):
         if len(group) > 1:
-            steps.append(Reduce(_without(adder, group), adder))
+            moves.append(Reduce(_without(adder, group), adder))
 
     # The root adds up the other adders' sums: of those behind it first, as around a circle.
     middle = adders.index(root)
     others = (*adders[middle + 1 :], *adders[:middle])
     if others:
-        steps.append(Reduce(others, root))
+        moves.append(Reduce(others, root))
 
     # Copies go the same way back, so groups come in reverse.
-    steps += [Copy(root, adder) for adder in others]
+    moves += [Copy(root, adder) for adder in others]
     for group, adder in reversed(list(zip(groups, adders))):
-        steps += [Copy(adder, tower) for tower in _without(adder, group)]
-    return steps
+        moves += [Copy(adder, tower) for tower in _without(adder, group)]
+    return moves
 
 
-def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
+def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Move]:
     """Add up everything on the root, as ``flat``, and copy back through the groups.
 
     ::
@@ -160,10 +160,10 @@ def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step
     """
     through_groups = tuple(hierarchical(towers, chunk, groups))
     all_to_root = tuple(flat(towers, chunk=root_of(through_groups)))
-    return [*sums_in(all_to_root), *copies_in(through_groups)]
+    return [*reductions(all_to_root), *copies(through_groups)]
 
 
-BY_NAME: Dict[str, Callable[..., List[Step]]] = {
+BY_NAME: Dict[str, Callable[..., List[Move]]] = {
     "flat": flat,
     "tree": tree,
     "hierarchical": hierarchical,
@@ -227,7 +227,7 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
      (Reduce(srcs=(0,), dst=1), Copy(src=1, dst=0)))
 
     Raises:
-        HierAllreduceError: the function raises an error, or returns wrong steps. The message names
+        HierAllreduceError: the function raises an error, or returns wrong moves. The message names
             the function and the chunk.
     """
     schedules: List[Schedule] = []

@@ -68,13 +68,13 @@ class Chunk(NamedTuple):
     Attributes:
         ranges: the ranges of its gradients.
         bytes: the bytes of all ranges; 0 if unknown.
-        steps: its schedule; none on one tower.
+        schedule: its moves; none on one tower.
         name: its name in op names.
     """
 
     ranges: Tuple[Range, ...]
     bytes: int
-    steps: Schedule = ()
+    schedule: Schedule = ()
     name: str = ""
 
     @property
@@ -85,10 +85,10 @@ class Chunk(NamedTuple):
     @property
     def root(self) -> int:
         """The tower that has its sum first."""
-        return root_of(self.steps)
+        return root_of(self.schedule)
 
 
-class Load(NamedTuple):
+class OwnedBytes(NamedTuple):
     """The bytes on each tower when every variable is updated on one of K towers.
 
     Attributes:

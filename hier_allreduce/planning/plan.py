@@ -34,7 +34,7 @@ V = TypeVar("V")
 
 
 class Reduce(NamedTuple):
-    """A step: ``dst`` ← ``dst`` + the sum over ``srcs``.
+    """A move: ``dst`` ← ``dst`` + the sum over ``srcs``.
 
     ::
 
@@ -46,7 +46,7 @@ class Reduce(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A step: ``dst`` ← ``src``.
+    """A move: ``dst`` ← ``src``.
 
     ::
 
@@ -62,9 +62,9 @@ class Copy(NamedTuple):
         return (self.src,)
 
 
-Step = Union[Reduce, Copy]
+Move = Union[Reduce, Copy]
 # The schedule of one chunk: sums to a root, then copies from it.
-Schedule = Tuple[Step, ...]
+Schedule = Tuple[Move, ...]
 
 
 class Plan(NamedTuple):
@@ -93,34 +93,34 @@ class Plan(NamedTuple):
 # ---- parts of a schedule -------------------------------------------------------------------------
 
 
-def sums_in(schedule: Schedule) -> Tuple[Reduce, ...]:
-    """Return the sums of a schedule; after them its root has the sum of all towers."""
-    return tuple(step for step in schedule if isinstance(step, Reduce))
+def reductions(schedule: Schedule) -> Tuple[Reduce, ...]:
+    """Return the reductions of a schedule; after them its root has the sum of all towers."""
+    return tuple(move for move in schedule if isinstance(move, Reduce))
 
 
 def is_direct(schedule: Schedule) -> bool:
     """Return whether its root adds up the towers' values themselves, and no sums of others."""
-    return len(sums_in(schedule)) == 1
+    return len(reductions(schedule)) == 1
 
 
-def copies_in(schedule: Schedule) -> Tuple[Copy, ...]:
+def copies(schedule: Schedule) -> Tuple[Copy, ...]:
     """Return the copies of a schedule; they bring its root's value to all towers."""
-    return tuple(step for step in schedule if isinstance(step, Copy))
+    return tuple(move for move in schedule if isinstance(move, Copy))
 
 
-def sums_to(schedule: Schedule, tower: int) -> Schedule:
+def moves_to(schedule: Schedule, tower: int) -> Schedule:
     """Return the sums of a schedule, and those of its copies that bring the sum to one tower.
 
-    >>> sums_to((Reduce((0, 2), 1), Copy(1, 0), Copy(0, 2)), 0)
+    >>> moves_to((Reduce((0, 2), 1), Copy(1, 0), Copy(0, 2)), 0)
     (Reduce(srcs=(0, 2), dst=1), Copy(src=1, dst=0))
     """
     # Go back from the tower to the root, because each tower has its value from one other.
-    copy_by_dst = {copy.dst: copy for copy in copies_in(schedule)}
+    copy_by_dst = {copy.dst: copy for copy in copies(schedule)}
     way: List[Copy] = []
     while tower != root_of(schedule):
         way.insert(0, copy_by_dst[tower])
         tower = copy_by_dst[tower].src
-    return (*sums_in(schedule), *way)
+    return (*reductions(schedule), *way)
 
 
 def root_of(schedule: Schedule) -> int:
@@ -129,7 +129,7 @@ def root_of(schedule: Schedule) -> int:
     >>> root_of((Reduce((0,), 1), Copy(1, 0)))
     1
     """
-    sums = sums_in(schedule)
+    sums = reductions(schedule)
     if sums:
         return sums[-1].dst
     # Without sums the root is where the first copy leaves; a lone tower is its own root.
@@ -142,7 +142,7 @@ def root_of(schedule: Schedule) -> int:
 class ChunkOps(Generic[V]):
     """The operations of a schedule on one kind of value: tensors, numbers, sets of towers."""
 
-    def reduce(self, step: Reduce, here: V, received: List[V]) -> V:
+    def reduce(self, move: Reduce, here: V, received: List[V]) -> V:
         """Return the sum of the destination's value and of those of the sources."""
         raise NotImplementedError
 
@@ -150,7 +150,7 @@ class ChunkOps(Generic[V]):
         """Return the value that a complete sum becomes before it is copied: the mean."""
         return total
 
-    def copy(self, step: Copy, at_src: V) -> V:
+    def copy(self, move: Copy, at_src: V) -> V:
         """Return the source's value on the destination."""
         return at_src
 
@@ -158,14 +158,14 @@ class ChunkOps(Generic[V]):
 def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[Optional[V]]:
     """Run a schedule on one chunk: K values in, K sums out; None where it brings no sum."""
     held = list(chunk)
-    for step in sums_in(schedule):
-        received = [held[src] for src in step.srcs]
-        held[step.dst] = ops.reduce(step, held[step.dst], received)
+    for move in reductions(schedule):
+        received = [held[src] for src in move.srcs]
+        held[move.dst] = ops.reduce(move, held[move.dst], received)
     # The mean is taken once, before the copies, so that all towers hold the same bits.
     root = root_of(schedule)
     held[root] = ops.at_root(root, held[root])
     complete = {root}
-    for copy in copies_in(schedule):
+    for copy in copies(schedule):
         held[copy.dst] = ops.copy(copy, held[copy.src])
         complete.add(copy.dst)
     return [total if tower in complete else None for tower, total in enumerate(held)]
@@ -185,12 +185,12 @@ class _Counting(ChunkOps[FrozenSet[int]]):
         self._all = frozenset(range(towers))
 
     def reduce(
-        self, step: Reduce, here: FrozenSet[int], received: List[FrozenSet[int]]
+        self, move: Reduce, here: FrozenSet[int], received: List[FrozenSet[int]]
     ) -> FrozenSet[int]:
         total = here
         for added in received:
             if total & added:
-                raise HierAllreduceError(f"{step} adds tower {min(total & added)} a second time")
+                raise HierAllreduceError(f"{move} adds tower {min(total & added)} a second time")
             total |= added
         return total
 
@@ -200,59 +200,59 @@ class _Counting(ChunkOps[FrozenSet[int]]):
             raise HierAllreduceError(f"the last sum, on tower {root}, misses towers {missing}")
         return total | {_COMPLETE}
 
-    def copy(self, step: Copy, at_src: FrozenSet[int]) -> FrozenSet[int]:
+    def copy(self, move: Copy, at_src: FrozenSet[int]) -> FrozenSet[int]:
         if _COMPLETE not in at_src:
             towers = sorted(at_src)
-            fault = f"{step} copies the sum of towers {towers} only; copy the complete sum"
+            fault = f"{move} copies the sum of towers {towers} only; copy the complete sum"
             raise HierAllreduceError(fault)
         return at_src
 
 
-def _checked_step(step: Any, towers: int) -> Step:
-    """Return a step whose towers are plain whole numbers, because a user may give NumPy's."""
-    if not isinstance(step, (Reduce, Copy)):
-        raise HierAllreduceError(f"{step!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
+def _checked_move(move: Any, towers: int) -> Move:
+    """Return a move whose towers are plain whole numbers, because a user may give NumPy's."""
+    if not isinstance(move, (Reduce, Copy)):
+        raise HierAllreduceError(f"{move!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
     try:
-        srcs = tuple(map(index, step.srcs))
-        dst = index(step.dst)
+        srcs = tuple(map(index, move.srcs))
+        dst = index(move.dst)
     except TypeError:
-        fault = f"{step}: expected numbers of towers, in srcs a tuple of them"
+        fault = f"{move}: expected numbers of towers, in srcs a tuple of them"
         raise HierAllreduceError(fault) from None
     exist = {*srcs, dst} <= set(range(towers))
     if not srcs or dst in srcs or not exist:
         expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
-        raise HierAllreduceError(f"{step}: expected {expected}")
-    return Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst)
+        raise HierAllreduceError(f"{move}: expected {expected}")
+    return Reduce(srcs, dst) if isinstance(move, Reduce) else Copy(srcs[0], dst)
 
 
-def check(steps: Iterable[Step], towers: int) -> Schedule:
-    """Check that after a chunk's steps each tower has the gradient of each tower exactly once.
+def check(moves: Iterable[Move], towers: int) -> Schedule:
+    """Check that after a chunk's moves each tower has the gradient of each tower exactly once.
 
     ::
 
         check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
 
     Returns:
-        The steps, as a tuple.
+        The moves, as a tuple.
 
     Raises:
-        HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies
+        HierAllreduceError: a move is no move, names a tower that does not exist, or adds or copies
             something else; or a tower does not get the sum, or gets it twice. The message names
-            the step, or the towers.
+            the move, or the towers.
     """
     if not is_whole_number(towers) or towers < 1:
         raise HierAllreduceError(f"towers={towers!r}: expected a whole number of 1 or more")
-    if not hasattr(steps, "__iter__"):
-        raise HierAllreduceError(f"{steps!r}: expected steps, a list of Reduce and Copy")
-    # Take far more steps than are needed, but not all, because a user's generator may have no end.
+    if not hasattr(moves, "__iter__"):
+        raise HierAllreduceError(f"{moves!r}: expected moves, a list of Reduce and Copy")
+    # Take far more moves than are needed, but not all, because a user's generator may have no end.
     most = 2 * towers * towers
-    taken: Iterable[Any] = islice(steps, most + 1)
-    schedule = tuple(_checked_step(step, towers) for step in taken)
+    taken: Iterable[Any] = islice(moves, most + 1)
+    schedule = tuple(_checked_move(move, towers) for move in taken)
     if len(schedule) > most:
-        raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
-    for step, following in zip(schedule, schedule[1:]):
-        if isinstance(step, Copy) and isinstance(following, Reduce):
-            fault = f"{step} comes before a sum, {following}; copy the complete sum"
+        raise HierAllreduceError(f"more than {most} moves; {towers} towers need {2 * towers - 2}")
+    for move, following in zip(schedule, schedule[1:]):
+        if isinstance(move, Copy) and isinstance(following, Reduce):
+            fault = f"{move} comes before a sum, {following}; copy the complete sum"
             raise HierAllreduceError(fault)
     # Run the schedule on sets of towers, because they tell which gradients a sum has.
     alone = [frozenset([tower]) for tower in range(towers)]
@@ -263,7 +263,7 @@ def check(steps: Iterable[Step], towers: int) -> Schedule:
         raise HierAllreduceError(fault)
     # A second copy to a tower costs time and brings nothing; two may even go in a circle.
     have = {root_of(schedule)}
-    for copy in copies_in(schedule):
+    for copy in copies(schedule):
         if copy.dst in have:
             raise HierAllreduceError(f"{copy}: tower {copy.dst} has the sum already")
         have.add(copy.dst)

@@ -21,7 +21,7 @@ from .algorithms import (
     with_root,
 )
 from .plan import Plan
-from .rule import rule
+from .schedules import rule
 
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
@@ -44,8 +44,8 @@ class Strategy:
 
     Attributes:
         algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"flat_hierarchical"``; or a
-            function ``(towers, chunk) -> steps`` that returns the :class:`.Reduce` and
-            :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the number of towers and
+            function ``(towers, chunk) -> moves`` that returns the :class:`.Reduce` and
+            :class:`.Copy` moves of a chunk. ``"auto"``: by the rule, from the number of towers and
             whether they are CPU devices.
         chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
             None: by the rule. 0: each gradient travels alone and whole.
@@ -160,7 +160,7 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     """Return the plan that a strategy selects for K towers, of GPUs or of CPU devices.
 
     Raises:
-        HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
+        HierAllreduceError: the groups, the main or the algorithm's moves do not fit K towers.
     """
     # The rule decides what the strategy leaves open, so each choice replaces a field of its plan.
     plan = rule(towers, on_cpu)

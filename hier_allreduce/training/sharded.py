@@ -20,7 +20,7 @@ from ..compat import outer_graph
 from ..errors import HierAllreduceError
 from ..graph import copy_from_roots
 from ..graph.layout import Layout
-from ..planning.chunks import Load
+from ..planning.chunks import OwnedBytes
 from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
 
 
@@ -137,9 +137,9 @@ class _Shards:
 
     def __init__(self) -> None:
         self._bytes_by_device: Counter = Counter()
-        self._loads: Dict[Any, Load] = {}  # by the ids of optimizer and variables
+        self._loads: Dict[Any, OwnedBytes] = {}  # by the ids of optimizer and variables
 
-    def load(self, optimizer: Any, variables: Sequence[Any], devices: Sequence[Any]) -> Load:
+    def load(self, optimizer: Any, variables: Sequence[Any], devices: Sequence[Any]) -> OwnedBytes:
         """Return the bytes of N variables, and of all earlier ones on each of K devices.
 
         An optimizer that updates the same variables again gets the same load, because their slots
@@ -149,10 +149,12 @@ class _Shards:
         key = id(optimizer), ids, tuple(devices)
         if key not in self._loads:
             sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
-            self._loads[key] = Load(sizes, [self._bytes_by_device[device] for device in devices])
+            self._loads[key] = OwnedBytes(
+                sizes, [self._bytes_by_device[device] for device in devices]
+            )
         return self._loads[key]
 
-    def add(self, layout: Layout, load: Load) -> None:
+    def add(self, layout: Layout, load: OwnedBytes) -> None:
         """Count the variables of one more update."""
         for n, root in layout.roots().items():
             self._bytes_by_device[layout.devices[root]] += load.variables[n]

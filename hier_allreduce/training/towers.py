@@ -28,7 +28,7 @@ from ..graph.devices import is_gpu
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..graph.substitution import Caller
-from ..planning.chunks import Load
+from ..planning.chunks import OwnedBytes
 from .options import Options
 from .reads import Reads, writers_of, writes_among
 
@@ -72,7 +72,7 @@ class Towers(NamedTuple):
         """Return ``tower 3 (/gpu:3), variable 5 ('tower3/w')``, which begins an error message."""
         return where(tower, self.devices, n, self.rows[tower][n][1].op.name)
 
-    def lay_out(self, load: Optional[Load] = None) -> Layout:
+    def lay_out(self, load: Optional[OwnedBytes] = None) -> Layout:
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
         options = self.options.average, self.options.strategy, self.options.cluster
         names = variable_names(self.variables, self.devices)

@@ -40,7 +40,7 @@ from hier_allreduce.graph import (
 )
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import all_reduces
-from hier_allreduce.planning.chunks import Load
+from hier_allreduce.planning.chunks import OwnedBytes
 
 
 def placed(result):
@@ -288,8 +288,8 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
     for _ in devices:
         values.append([random.randint(-9, 9, shape).astype("float32") for shape in shapes])
     rows = [[*row, None] for row in gradients_on(devices, values)]
-    load = Load([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
-    layout = checked_layout(rows, devices, False, strategy, load=load)
+    owned = OwnedBytes([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
+    layout = checked_layout(rows, devices, False, strategy, owned=owned)
     totals = add_ops(sums_only(layout))
     roots = layout.roots()
     assert sorted(roots) == [0, 1, 2, 3, 4]  # the variable without gradients has none
@@ -320,7 +320,7 @@ def test_roots_carry_about_equal_bytes(graph, earlier):
     sizes = [5000, 1000, 1000, 3000] * 6
     rows = gradients_on(gpus_or_cpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
     layout = checked_layout(
-        rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0), load=Load(sizes, earlier)
+        rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0), owned=OwnedBytes(sizes, earlier)
     )
     loads = list(earlier)
     for variable, root in layout.roots().items():

@@ -15,7 +15,6 @@ from helpers.rows import powers_of_two
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import all_reduces
-from hier_allreduce.planning import rule
 from hier_allreduce.planning.algorithms import flat_hierarchical, hierarchical, schedules_of
 from hier_allreduce.planning.plan import root_of
 
@@ -189,7 +188,7 @@ def test_on_gpus_the_last_gradient_goes_through_two_groups(
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("towers", [5, 6, 8])
 def test_the_last_gradient_has_the_same_sums(graph, monkeypatch, towers, average):
-    monkeypatch.setattr(rule, "CHUNK_BYTES", 256)
+    monkeypatch.setattr("hier_allreduce.planning.schedules.CHUNK_BYTES", 256)
     devices = [f"/gpu:{tower}" for tower in range(towers)]
     sizes = (3, 1000, 5, 200)
     values = []

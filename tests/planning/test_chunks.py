@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hier_allreduce.planning.algorithms import flat, hierarchical, schedules_of
-from hier_allreduce.planning.chunks import GradientSize, Load, Range, chunks_of
+from hier_allreduce.planning.chunks import GradientSize, OwnedBytes, Range, chunks_of
 from hier_allreduce.planning.plan import Plan
 from hier_allreduce.planning.schedules import scheduled
 
@@ -109,13 +109,13 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
 def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     chunks = chunks_of(grads, 4 << 20, whole=True)
-    load = Load([gradient.bytes for gradient in grads], [0] * 8)
+    owned = OwnedBytes([gradient.bytes for gradient in grads], [0] * 8)
     plan = Plan(8, schedules_of(flat, 8), 4 << 20, "flat")
     loads = [0] * 8
-    roots = [chunk.root for chunk in scheduled(chunks, plan, load)]
+    roots = [chunk.root for chunk in scheduled(chunks, plan, owned)]
     for chunk, root in zip(chunks, roots):
         loads[root] += chunk.bytes
     in_two_groups = plan._replace(schedules=schedules_of(hierarchical, 8))
     # slots stay where they are
-    assert [chunk.root for chunk in scheduled(chunks, in_two_groups, load)] == roots
+    assert [chunk.root for chunk in scheduled(chunks, in_two_groups, owned)] == roots
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2

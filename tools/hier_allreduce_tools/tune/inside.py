@@ -19,7 +19,7 @@ from hier_allreduce.errors import ClusterError, HierAllreduceError
 from hier_allreduce.graph.devices import all_on_cpu
 from hier_allreduce.graph.layout import Layout, lay_out
 from hier_allreduce.graph.measuring import Measurement, Rows, use
-from hier_allreduce.planning.chunks import Load
+from hier_allreduce.planning.chunks import OwnedBytes
 from hier_allreduce.planning.strategy import Strategy
 from .protocol import ProgramFacts, Request
 from .step_cost import trace_step
@@ -65,7 +65,7 @@ class MeasuredProgram(Measurement):
             )
         return replace(strategy, **self._request.changes)
 
-    def planned(self, layout: Layout, strategy: Strategy, load: Optional[Load]) -> None:
+    def planned(self, layout: Layout, strategy: Strategy, load: Optional[OwnedBytes]) -> None:
         """Note the plan of the largest all-reduce: statistics and losses are reduced too."""
         size = sum(chunk.bytes for chunk in layout.chunks)
         if size <= self._facts.bytes:
@@ -75,7 +75,7 @@ class MeasuredProgram(Measurement):
         for name, changes in self._request.strategies.items():
             try:
                 candidate = lay_out(
-                    layout.columns, layout.devices, replace(strategy, **changes), load=load
+                    layout.columns, layout.devices, replace(strategy, **changes), owned=load
                 )
             except HierAllreduceError:  # such as groups of other towers
                 continue

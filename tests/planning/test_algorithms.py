@@ -18,7 +18,7 @@ from hier_allreduce.planning.algorithms import (
     schedules_of,
     tree,
 )
-from hier_allreduce.planning.plan import copies_in, root_of, run, sums_in
+from hier_allreduce.planning.plan import copies, reductions, root_of, run
 
 RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
 
@@ -69,7 +69,7 @@ def changed(number, *steps):
         ),
         (changed(3, (2, 1)), r"\(2, 1\): expected a Reduce\(srcs, dst\) or a Copy\(src, dst\)"),
         ([], r"in the end towers|misses towers"),
-        ((Reduce((1,), 0) for _ in iter(int, 1)), r"more than 18 steps; 3 towers need 4"),
+        ((Reduce((1,), 0) for _ in iter(int, 1)), r"more than 18 moves; 3 towers need 4"),
     ],
 )
 def test_check_names_the_step_and_the_fault(steps, message):
@@ -80,7 +80,7 @@ def test_check_names_the_step_and_the_fault(steps, message):
 @pytest.mark.parametrize(
     "steps, towers, message",
     [
-        (None, 3, "None: expected steps, a list of Reduce and Copy"),
+        (None, 3, "None: expected moves, a list of Reduce and Copy"),
         ([], 0, "towers=0: expected a whole number of 1 or more"),
         ([], "3", "towers='3': expected a whole number"),
     ],
@@ -93,9 +93,9 @@ def test_check_wants_steps_and_a_number_of_towers(steps, towers, message):
 def test_a_schedule_that_is_right_is_kept():
     check(iter(RIGHT), 3)
     assert check(iter(RIGHT), 3) == RIGHT
-    assert root_of(RIGHT) == 2 and (sums_in(RIGHT), copies_in(RIGHT)) == (RIGHT[:2], RIGHT[2:])
+    assert root_of(RIGHT) == 2 and (reductions(RIGHT), copies(RIGHT)) == (RIGHT[:2], RIGHT[2:])
     assert run(RIGHT, [1, 10, 100], Adding()) == [111, 111, 111]
-    assert run(sums_in(RIGHT), [1, 10, 100], Adding()) == [None, None, 111]
+    assert run(reductions(RIGHT), [1, 10, 100], Adding()) == [None, None, 111]
     assert check([], 1) == () and root_of(()) == 0
 
 
@@ -267,7 +267,7 @@ def one_copy_short(devices, chunk):
     [
         (one_copy_short, r"^one_copy_short\(4, 0\): in the end towers \[3\] do not have the sum"),
         (fails, r"^fails\(4, 0\): KeyError: 'no such device'"),
-        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): None: expected steps"),
+        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): None: expected moves"),
         (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
         (
             lambda devices, chunk: flat(devices + 1, chunk),
