@@ -9,7 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import amount, count, table
-from ..graph.record import AllReduce, recorded_graphs, all_reduces
+from ..graph.record import AllReduce, all_reduces, recorded_graphs
 from .executed import OTHER_HOSTS, ExecutedStep, Traffic
 
 # An error message lists that many tensors or updates, because a model may have hundreds.

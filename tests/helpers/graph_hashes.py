@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import List, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -26,7 +27,7 @@ from hier_allreduce import Cluster, Strategy, TowerOptimizer, allreduce_grads
 
 tf1 = tf.compat.v1
 ALGORITHMS = ("auto", "flat", "tree", "hierarchical", "flat_hierarchical")
-SHAPES = ([3, 5], [700, 300], [7], [400, 900], [], [64])
+SHAPES: Tuple[List[int], ...] = ([3, 5], [700, 300], [7], [400, 900], [], [64])
 HOSTS = ["127.0.0.1:2222", "127.0.0.1:2223"]
 
 
