@@ -165,8 +165,8 @@ class Cluster:
     def session(self, graph: Optional[Any] = None, config: Optional[Any] = None) -> Any:
         """Return a session of this host, once all hosts are there and have built the same graph.
 
-        Before the first all-reduce, hosts compare the values of the trainable variables that the
-        graph has now.
+        Before all-reduces 1, 2, 3, 5, 9, … and after each 1000, hosts compare the values of the
+        trainable variables that the graph has now.
 
         Args:
             graph: the current one by default.

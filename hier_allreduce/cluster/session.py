@@ -4,7 +4,7 @@
 
     all listen? ─► equal graphs? ─► runs on this host alone, as in any session
                                     steps with the other hosts: numbered, one at a time, watched
-                                      before the first all-reduce: equal weights? ─► all at the end?
+                                      before sums 1, 2, 3, 5, 9 …: equal weights? ─► all at the end?
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ..compat import tf1
 from ..errors import ClusterError
+from ..formatting import count
 from .collectives import Checksum, check_order, checksums, collectives_of, gather, has_sum
 from .environment import Job, split_address
 from .health import START_AGAIN, HealthCheck
@@ -51,6 +52,14 @@ _ONE_THREAD = (
     "another thread is in a step with the other hosts, and TensorFlow would give this one the same"
     " number: run all such steps from one thread. Work that needs no other host, such as filling a"
     " queue, can run in any thread"
+)
+_EQUAL_AT_START = (
+    "Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their values, or restore"
+    " the same checkpoint on every host"
+)
+_EQUAL_UPDATES = (
+    "Every host needs the same optimizer with the same numbers, such as its rate, the same update,"
+    " and the same changes of variables between steps"
 )
 
 
@@ -110,7 +119,8 @@ class ClusterSession(tf1.Session):
         self._step = threading.Lock()
         self._collectives_by_ops: Dict[Tuple[Any, ...], List[Any]] = {}
         self._weights = weights
-        self._has_compared_weights = False
+        # The steps with sums over hosts that have begun: the same on all hosts.
+        self._sums = 0
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -123,7 +133,7 @@ class ClusterSession(tf1.Session):
             ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it,
                 and start again. Or an earlier step with the other hosts ended with an error, and
                 this would be the next one; or another thread runs one; or NCCL's calls have no
-                order in this one; or the hosts began with different weights.
+                order in this one; or the hosts' weights differ.
         """
         run = super().run
         # Find the collectives that the fetches need, once for the same fetches, because a training
@@ -140,12 +150,11 @@ class ClusterSession(tf1.Session):
         if not collectives:
             return run(fetches, feed_dict, options, run_metadata)
 
-        # Compare the weights before the first sum, because hosts that begin with different ones
-        # stay different.
         with self._only_thread():
-            if has_sum(collectives) and not self._has_compared_weights:
-                self._compare_weights("hosts begin with different weights")
-                self._has_compared_weights = True
+            if has_sum(collectives):
+                if _is_time_to_compare(self._sums):
+                    self._compare_weights()
+                self._sums += 1
             numbered = self._numbered(options)
             return self._watched(lambda: run(fetches, feed_dict, numbered, run_metadata))
 
@@ -261,9 +270,9 @@ class ClusterSession(tf1.Session):
                 this; or as :meth:`run`.
         """
         with self._only_thread():
-            self._compare_weights("the hosts' weights have become different")
+            self._compare_weights()
 
-    def _compare_weights(self, fault: str) -> None:
+    def _compare_weights(self) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
         # A finalized graph has them only if an earlier session has added them.
         if self._weights is None:
@@ -284,11 +293,14 @@ class ClusterSession(tf1.Session):
         if differing:
             self._end_together()
             hosts = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
+            fault, advice = "hosts begin with different weights", _EQUAL_AT_START
+            if self._sums:
+                fault = f"after {count(self._sums, 'step')} the hosts' weights are different"
+                advice = _EQUAL_UPDATES
             raise ClusterError(
                 f"{fault}: {len(differing)} of {len(self._weights)} variables are not the same on"
                 f" host 0 and on {', '.join(hosts)}, {', '.join(differing[:_MOST_LISTED])} among"
-                " them. Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their"
-                " values, or restore the same checkpoint on every host"
+                f" them. {advice}"
             )
 
     def _table(self, integers: Any, seconds: float, doing: str) -> Any:
@@ -360,6 +372,14 @@ class ClusterSession(tf1.Session):
         if _is_failure(error):
             self._leave()
         super().__exit__(error_type, error, trace)
+
+
+def _is_time_to_compare(sums: int) -> bool:
+    """Return whether hosts compare weights after so many sums: 0, 1, 2, 4, 8, … and each 1000.
+
+    Most faults show at once.
+    """
+    return sums & (sums - 1) == 0 or sums % 1000 == 0
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:

@@ -106,9 +106,9 @@ class TowerOptimizer:
                 writes variables, such as a moving norm, needs ``update="once"``.
             broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0:
                 only at the start.
-            check_replicas_every: the number of steps between the hook's comparisons of the towers,
-                and of the hosts; 0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of
-                the hook is a call of the session's ``run``.
+            check_replicas_every: the number of steps between the hook's comparisons of the towers;
+                0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of the hook is a call
+                of the session's ``run``.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before

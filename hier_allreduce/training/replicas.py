@@ -352,11 +352,11 @@ def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
 
 
 class PeriodicComparison:
-    """Compares towers, and hosts, after some steps of a training; a difference is an error.
+    """Compares towers after some steps of a training; a difference is an error.
 
     Args:
         compare: a function that :func:`comparison` has returned.
-        options: of the training; all hosts of its cluster have to count the same steps.
+        options: of the training.
 
     Attributes:
         steps: those that were counted.
@@ -373,7 +373,6 @@ class PeriodicComparison:
 
         Raises:
             HierAllreduceError: the towers differ.
-            ClusterError: the hosts differ.
         """
         self.steps += 1
         if not is_step_to_compare(self.steps, self._options.check_replicas_every):
@@ -387,5 +386,3 @@ class PeriodicComparison:
                 " in one run, or the transform does not do the same on each tower"
             )
         self._equal_after = self.steps
-        if self._options.cluster is not None:
-            self._options.cluster.check_weights(session)

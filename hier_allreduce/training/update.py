@@ -20,7 +20,6 @@ from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
-from .announcement import announcement
 from .once import update_once
 from .replicas import note_replicas
 from .replicated import update_replicated, why_not_replicated, why_once, with_rows
@@ -167,7 +166,6 @@ def update_towers(
 
     # Update, and count the step. Once, the optimizer itself counts, as on one device.
     arguments = arguments or {}
-    built_before = len(tf1.get_default_graph().get_operations())
     if update == "once":
         op, replicas = update_once(optimizer, towers, arguments)
     else:
@@ -176,12 +174,6 @@ def update_towers(
         if "global_step" in arguments:
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(arguments["global_step"], 1).op
-    # Hosts compare their updates, because one with another rate would leave the others behind.
-    cluster = towers.options.cluster
-    if cluster is not None and cluster.size > 1:
-        # A host that compares in other steps would wait for the others, and they for it.
-        every = f"check_replicas_every: {towers.options.check_replicas_every}"
-        cluster.ops.note("update", [*announcement(optimizer, op, built_before), every])
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

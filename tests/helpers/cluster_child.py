@@ -125,36 +125,11 @@ def fed(cluster, options, reach):
     return results
 
 
-def signs(value):
-    """Return the signs of a tensor, by a function in Python, which TensorFlow numbers."""
-    # An optimizer's update is where its variable is, and Python has no kernel on GPUs.
-    with tf1.colocate_with(None, ignore_existing=True), tf.device("/cpu:0"):
-        found = tf1.py_func(lambda array: np.sign(array), [value], tf.float32)
-        return tf.reshape(found, value.shape)
-
-
-PENALTIES = {
-    "strong": lambda value: 0.02 * value,
-    "weak": lambda value: 0.01 * value,
-    "signs": lambda value: 0.01 * signs(value),
-    "sines": lambda value: 0.01 * tf.sin(value),
-    "cosines": lambda value: 0.01 * tf.cos(value),
+OPTIMIZERS = {
+    "momentum": lambda rate: tf1.train.MomentumOptimizer(rate, 0.9),
+    "less momentum": lambda rate: tf1.train.MomentumOptimizer(rate, 0.5),
+    "fed": lambda rate: tf1.train.MomentumOptimizer(tf1.placeholder_with_default(rate, []), 0.9),
 }
-
-
-class Regularized(tf.compat.v1.train.MomentumOptimizer):
-    """Its penalty is no number, so that only the ops of an update tell which one it has."""
-
-    def __init__(self, rate, penalty, in_reverse):
-        super().__init__(rate, 0.9)
-        self._penalty = PENALTIES[penalty]
-        self._order = slice(None, None, -1 if in_reverse else 1)
-
-    def apply_gradients(self, grads_and_vars, **options):
-        return super().apply_gradients(grads_and_vars[self._order], **options)
-
-    def _resource_apply_dense(self, grad, var):
-        return super()._resource_apply_dense(grad + self._penalty(var.read_value()), var)
 
 
 def model(cluster, devices, options):
@@ -190,17 +165,10 @@ def model(cluster, devices, options):
     choices = {
         "strategy": options.get("algorithm", "flat"),
         "update": options.get("update", "replicated"),
-        "check_replicas_every": options.get("compare_every"),
     }
     rate = options.get("rate", RATE)
-    if "tensor_rates" in options:
-        rate = tf.constant(options["tensor_rates"])
-    if options.get("hidden"):  # hosts compare the constants of an update, and what it computes
-        rate = rate * tf.ones([])
-    momentum = tf1.train.MomentumOptimizer(rate, 0.9)
-    if "penalty" in options:
-        momentum = Regularized(rate, options["penalty"], options.get("in_reverse"))
-    optimizer = hier_allreduce.TowerOptimizer(momentum, devices, cluster=cluster, **choices)
+    users = OPTIMIZERS[options.get("optimizer", "momentum")](rate)
+    optimizer = hier_allreduce.TowerOptimizer(users, devices, cluster=cluster, **choices)
     train_op = optimizer.apply_gradients(rows)
     start = [cluster.broadcast(tf1.global_variables()), optimizer.init_op]
     loss = tf.add_n(losses) / len(losses)
@@ -216,7 +184,7 @@ def train(cluster, options, reach):
     with tf.Graph().as_default():
         # A host may build more than others, and its ops then have other names.
         for number in range(options.get("more_ops", 0)):
-            signs(tf.constant(float(number), name="Momentum/learning_rate"))
+            tf.constant(float(number), name="Momentum/learning_rate")
         built = model(cluster, devices_of(cluster), options)
         number, loss, train_op, start, towers, hook = built
         hook.begin()
@@ -232,7 +200,8 @@ def train(cluster, options, reach):
             losses = []
             for step in range(options.get("first", 0), options.get("steps", 6)):
                 losses.append(session.run([loss, train_op], {number: step})[0])
-                hook.after_run(context, None)
+                if not options.get("without_hook"):
+                    hook.after_run(context, None)
                 if step == options.get("save_at") and cluster.is_chief:
                     saver.save(session, options["folder"])
                 reach(step)
