@@ -133,7 +133,7 @@ def test_devices_in_every_notation(graph, case):
             grads.append([held(np.float32(2**tower)) for _ in range(4)])
     result = allreduce_grads(grads, devices, strategy="hierarchical")
     assert placed(result) == [[device] * 4 for device in expected]
-    assert evaluate(result) == [(7.0,) * 4] * 3
+    assert evaluate(result) == [[7.0] * 4] * 3
 
 
 @pytest.mark.parametrize(
