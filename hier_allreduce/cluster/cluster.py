@@ -29,8 +29,8 @@ from .collectives import (
     ENGINES,
     FIRST_OF_SESSIONS,
     RING,
-    checksums,
     compared_variables,
+    fingerprints,
     has_sum,
 )
 from .environment import Job, check_hosts, job_of
@@ -189,7 +189,7 @@ class Cluster:
         # an all-reduce no step compares them, so the graph may be finalized.
         weights = None
         if not graph.finalized or has_sum(graph.get_operations()):
-            weights = checksums(graph)
+            weights = fingerprints(graph)
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
         health = HealthCheck(self.hosts, self.task, self.timeout)

@@ -21,7 +21,6 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
 
-from ..checksums import checksum_of
 from ..compat import COLLECTIVE_DTYPES, forget_colocation, tf1
 from ..errors import ClusterError
 from ..needs import needed_by
@@ -122,11 +121,19 @@ def _no_gradient(op: Any, grad: Any) -> Any:
     )
 
 
-# ---- checksums of weights --------------------------------------------------------------------
+# ---- fingerprints of weights -----------------------------------------------------------------
 
 
-class Checksum(NamedTuple):
-    """A trainable variable's name, a tensor that tells whether it has a value, and two numbers."""
+def fingerprint(tensor: Any) -> Any:
+    """Return one int64 of all bits of a tensor, on the CPU, by which towers and hosts compare."""
+    with tf1.device("/cpu:0"):
+        row = tf.reshape(tensor, [1, -1])
+        eight_bytes = tf.raw_ops.Fingerprint(data=row, method="farmhash64")
+        return tf.bitcast(eight_bytes, tf.int64)[0]
+
+
+class Fingerprint(NamedTuple):
+    """A trainable variable's name, a tensor that tells whether it has a value, and the value's."""
 
     name: str
     is_set: Any
@@ -141,17 +148,13 @@ _tensors_by_graph: weakref.WeakKeyDictionary[Any, Dict[str, Tuple[str, str]]] = 
 
 
 def compared_variables(graph: Any) -> Dict[str, Any]:
-    """Return the variables whose values hosts compare, by name: trainable ones that can cross."""
+    """Return the variables whose values hosts compare, by name: trainable ones."""
     trainable = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-    return {
-        str(variable.op.name): variable
-        for variable in trainable
-        if can_cross(variable.dtype.base_dtype.name)
-    }
+    return {str(variable.op.name): variable for variable in trainable}
 
 
-def checksums(graph: Any) -> List[Checksum]:
-    """Return a checksum for each of :func:`compared_variables`; add those that are missing.
+def fingerprints(graph: Any) -> List[Fingerprint]:
+    """Return a fingerprint for each of :func:`compared_variables`; add those that are missing.
 
     Raises:
         ClusterError: some are missing, and the graph is finalized.
@@ -167,17 +170,13 @@ def checksums(graph: Any) -> List[Checksum]:
             " has all its variables"
         )
     with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
-        before: List[Any] = []
         for name in missing:
             variable = variable_by_name[name]
             is_set = tf1.is_variable_initialized(variable)
-            # They run one after another, because they need more memory than the variables.
-            with tf1.device("/cpu:0"), tf1.control_dependencies(before):
-                pair = checksum_of(tf.convert_to_tensor(variable))
-            before = [pair]
-            tensors_by_name[name] = (str(is_set.name), str(pair.name))
+            bits = fingerprint(tf.convert_to_tensor(variable))
+            tensors_by_name[name] = (str(is_set.name), str(bits.name))
     tensor = graph.get_tensor_by_name
-    return [Checksum(name, *map(tensor, tensors_by_name[name])) for name in variable_by_name]
+    return [Fingerprint(name, *map(tensor, tensors_by_name[name])) for name in variable_by_name]
 
 
 # ---- the collectives of a step ---------------------------------------------------------------

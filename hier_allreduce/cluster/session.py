@@ -23,7 +23,7 @@ import tensorflow as tf
 from ..compat import tf1
 from ..errors import ClusterError
 from ..formatting import count
-from .collectives import Checksum, check_order, checksums, collectives_of, gather, has_sum
+from .collectives import Fingerprint, check_order, collectives_of, fingerprints, gather, has_sum
 from .environment import Job, split_address
 from .health import START_AGAIN, HealthCheck
 
@@ -87,7 +87,7 @@ class ClusterSession(tf1.Session):
         stall_timeout: seconds that a live host may keep the others waiting in a step.
         index: the index of this session among the cluster's, the same on all hosts.
         instances: the numbers of collectives that sessions add, the same on all hosts.
-        weights: the checksums by which hosts compare their weights; None if no step needs them.
+        weights: the fingerprints by which hosts compare their weights; None if no step needs them.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ClusterSession(tf1.Session):
         stall_timeout: float,
         index: int,
         instances: Iterator[int],
-        weights: Optional[List[Checksum]],
+        weights: Optional[List[Fingerprint]],
     ):
         super().__init__(target, graph, config)
         self._job = job
@@ -276,19 +276,18 @@ class ClusterSession(tf1.Session):
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
         # A finalized graph has them only if an earlier session has added them.
         if self._weights is None:
-            self._weights = checksums(self.graph)
+            self._weights = fingerprints(self.graph)
         if not self._weights:
             return
         run = super().run
         are_set = run([weight.is_set for weight in self._weights])
         initialized = np.flatnonzero(are_set)
-        own = np.zeros([len(are_set), 2], np.int64)
+        own = np.zeros(len(are_set), np.int64)
         # NumPy cannot take an empty list for no pairs.
         if initialized.size:
             own[initialized] = run([self._weights[n].value for n in initialized])
-        table = self._table(own.ravel(), self._stall_timeout, "to compare the weights")
-        table = table.reshape(-1, *own.shape)  # H × N × 2
-        differs = (table != table[0]).any(axis=2)  # H × N
+        table = self._table(own, self._stall_timeout, "to compare the weights")
+        differs = table != table[0]  # H × N
         differing = [self._weights[n].name for n in np.flatnonzero(differs.any(0))]
         if differing:
             self._end_together()

@@ -24,7 +24,7 @@ from ..planning.plan import copies, moves_to, reductions, run
 from ..planning.strategy import Strategy
 from .columns import column_of
 from .layout import Layout, lay_out
-from .lead import limit_lead
+from .lead import Edge, limit_lead
 from .names import check_scope
 from .packing import Packing
 from .record import describe, log_once, record
@@ -91,10 +91,6 @@ def _reduced(layout: Layout, scope: str) -> Rows:
     if chosen.reduce is not None:
         rows = chosen.reduce(list(zip(*(column.grads for column in layout.columns))))
     else:
-        if len(layout.devices) > 1:
-            # Eagerly each step is a call, and may have other numbers of rows.
-            line = describe(layout)
-            log_once(line.partition(";")[0] if tf.executing_eagerly() else line)
         context = Context(layout)
         sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
         rows = _moved(partial(gradients, layout), sums, context, scope)
@@ -122,7 +118,19 @@ def _moved(
         moved = []  # C × K, None where a schedule brings nothing
         for chunk, tensors, ops in zip(layout.chunks, zip(*packed), chunk_ops):
             moved.append(run(chunk.schedule, tensors, ops))
-        record(scope, layout, packed)
+
+        # A tower's backward pass waits for its earlier sums, as `lead` says.
+        description = describe(layout)
+        edges: Sequence[Edge] = ()
+        if layout.has_edges:
+            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, moved)]
+            edges, said = limit_lead(layout.columns, layout.chunks, totals)
+            description = f"{description}; {said}"
+        if any(reductions(chunk.schedule) for chunk in layout.chunks):
+            # Eagerly each step is a call, and may have other numbers of rows.
+            is_eager = tf.executing_eagerly()
+            log_once(description.partition(";")[0] if is_eager else description)
+        record(scope, layout, packed, description, edges)
 
         # Unpack each tower's chunks into its tensors, in their dtypes and shapes.
         rows: Rows = []
@@ -133,11 +141,6 @@ def _moved(
                     for ops, tensors in zip(chunk_ops, moved)
                 ]
                 rows.append(packing.unpack(tower, chunks))
-
-        # A tower's backward pass waits for its earlier sums, as `lead` says.
-        if layout.has_edges:
-            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, moved)]
-            limit_lead(layout.columns, layout.chunks, totals)
         return rows
 
 

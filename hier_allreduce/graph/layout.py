@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     cluster: Optional[Cluster]  # the hosts; None for one
     plan: Plan  # the schedules and the chunk size
     chunks: List[Chunk]  # C chunks, whose ranges have the numbers of columns
-    has_edges: bool  # whether the towers' backward passes wait for earlier sums
+    has_edges: bool  # whether the towers' backward passes may wait for earlier sums
     substitute: Substitute = Substitute()  # what is built instead, in a program that is measured
 
     @property
@@ -102,8 +102,8 @@ def lay_out(
     if owned is not None and strategy.chunk_bytes is None:
         share = max(sum(owned.variables) // len(devices), _LEAST_SHARE)
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, share))
-    are_whole = plan.whole or whole or owned is not None
-    chunks = chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole)
+    plan = plan._replace(whole=plan.whole or whole or owned is not None)
+    chunks = chunks_of(sizes, plan)
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
     # In op names a chunk is called after its variable, a packed one after its first.
@@ -115,8 +115,8 @@ def lay_out(
     for chunk, name in zip(scheduled(chunks, plan, owned), op_names(variables)):
         named.append(chunk._replace(name=name))
 
-    # A sum of sums comes too late for the pass, and a lone chunk has no later part to hold.
+    # A sum of sums comes too late for the pass, and an edge needs a chunk between two others.
     are_direct = [is_direct(chunk.schedule) for chunk in named]
-    may_have_edges = strategy.edges and hosts_of(cluster) == 1 and len(named) > 1
+    may_have_edges = strategy.edges and hosts_of(cluster) == 1 and len(named) > 2
     has_edges = may_have_edges and any(are_direct) and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), average, cluster, plan, named, has_edges)

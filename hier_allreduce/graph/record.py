@@ -17,6 +17,7 @@ from ..formatting import amount, count
 from ..planning.plan import Schedule, reductions, root_of
 from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout
+from .lead import Edge
 from .op_names import is_of_sum
 
 _log = logging.getLogger("hier_allreduce")
@@ -59,6 +60,7 @@ class AllReduce(NamedTuple):
     hosts: int  # the number of hosts
     tensors: Tuple[SentTensor, ...]  # that travel, in the order of their chunks
     description: str  # the line of the log
+    edges: Tuple[Edge, ...]  # control edges: the op of a sum, and one of the pass that waits for it
     plan: str  # a digest that all-reduces with the same chunks and schedules share
 
     def tower_at(self, device: str) -> Optional[int]:
@@ -97,8 +99,14 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
     return list(_all_reduces.get(tf1.get_default_graph() if graph is None else graph, ()))
 
 
-def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
-    """Record an all-reduce of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
+def record(
+    scope: str,
+    layout: Layout,
+    packed: Sequence[Sequence[Any]],
+    description: str,
+    edges: Sequence[Edge] = (),
+) -> None:
+    """Record a collective of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
     sent: List[SentTensor] = []
@@ -137,7 +145,8 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         layout.devices,
         layout.hosts,
         tuple(sent),
-        describe(layout),
+        description,
+        tuple(edges),
         layout.digest,
     )
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
@@ -167,18 +176,12 @@ def describe(layout: Layout) -> str:
             sent[src] += chunk.bytes
 
     # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
-    algorithm = layout.plan.algorithm
-    usual = set(map(reductions, layout.plan.schedules))
-    sums = [reductions(chunk.schedule) for chunk in layout.chunks]
-    if any(of_chunk and of_chunk not in usual for of_chunk in sums):
-        algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
-    devices += " with control edges" if layout.has_edges else ""
     # TensorFlow's own error about a session without these devices has a hundred lines.
     session = session_with(layout.devices, layout.hosts)
     devices += f" of {session}" if session else ""
     chunks = count(len(layout.chunks), "chunk")
-    line = f"{count(towers, 'tower')} on {devices}: {algorithm}, {chunks}"
+    line = f"{count(towers, 'tower')} on {devices}: {layout.plan.algorithm}, {chunks}"
     if not copies:
         return line
     dtypes = ", ".join(dict.fromkeys(layout.column_of(chunk).wire for chunk in layout.chunks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
@@ -198,14 +199,15 @@ class TowerOptimizer:
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
         towers = Towers(tower_grads_and_vars, self.devices, self._options)
-        op, replicas = update_towers(self._optimizer, towers, given, earlier)
+        name = name or "train_op"
+        check = functools.partial(_assert_started, self.devices)
+        op, replicas = update_towers(self._optimizer, towers, given, earlier, name, check)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
         # Several calls may update one variable, whose replicas count once.
         self._updated = distinct([[*before, *new] for before, new in zip(earlier, replicas)])
-        started = _assert_started(self.devices) if len(self.devices) > 1 else tf.no_op()
-        return tf.group(op, started, name=name or "train_op")
+        return op
 
     def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Raise a HierAllreduceError if the optimizer cannot be called with the arguments."""
@@ -291,15 +293,14 @@ class TowerOptimizer:
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.
             saved += tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)
-            start = [
-                tf1.train.Scaffold.default_local_init_op(),
-                tf1.variables_initializer(on_others),
-            ]
             if "saver" not in options:
                 options["saver"] = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
+            local = options.get("local_init_op")
+            if local is None:
+                local = tf1.train.Scaffold.default_local_init_op()
             # By default a session waits for all global variables before it runs local_init_op.
             options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
-            options.setdefault("local_init_op", tf.group(*start))
+            options["local_init_op"] = tf.group(local, tf1.variables_initializer(on_others))
             return tf1.train.Scaffold(**options)
 
     def _known(self) -> ReplicatedVariables:
@@ -338,6 +339,8 @@ def _start(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
 
 
 def _assert_started(devices: Sequence[Any]) -> Any:
+    if len(devices) == 1:
+        return tf.no_op()
     with tf1.device("/cpu:0"):
         return tf.raw_ops.Assert(
             name="hier_allreduce/towers_are_equal",

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from ..checksums import checksum_of
+from ..cluster.collectives import fingerprint
 from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..graph.collectives import broadcast as copies_of
@@ -308,37 +308,31 @@ class Drift(NamedTuple):
 
 
 def comparison(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
-    """Return a function that compares all towers in a session; its ops are added now.
-
-    Two checksums of each variable are compared. The CPU computes them one after another, because
-    they need more memory than the variable.
-    """
-    # Strings stay out, because a checksum adds up the bits of numbers.
-    compared = [column for column in zip(*replicas) if column[0].dtype.base_dtype != tf.string]
-    checksums: List[List[Any]] = [[] for _ in devices]  # K×V
+    """Return a function that compares all towers in a session; its ops are added now."""
+    names = [var.op.name for var in replicas[0]]
+    fingerprints: List[List[Any]] = [[] for _ in devices]  # K×V
     before: List[Any] = []
-    for column in compared:
-        for var, checksums_there in zip(column, checksums):
+    for column in zip(*replicas):
+        for var, fingerprints_there in zip(column, fingerprints):
+            # One after another, because the CPU needs a copy of each value that is on a GPU.
             with tf.control_dependencies(before):
-                before = [_checksum_on_cpu(var)]
-            checksums_there += before
+                before = [_fingerprint_of(var)]
+            fingerprints_there += before
 
     def compare(session: Any) -> Drift:
-        sums = np.reshape(session.run(checksums), [len(checksums), -1, 2])  # K×V×2
-        differ = (sums != sums[0]).any(axis=2)
-        different = [compared[n][0].op.name for n in np.flatnonzero(differ.any(axis=0))]
+        values = np.array(session.run(fingerprints))
+        differ = values != values[0]
+        different = [names[n] for n in np.flatnonzero(differ.any(axis=0))]
         towers = np.flatnonzero(differ.any(axis=1))
         return Drift(tuple(different), int(towers[0])) if different else Drift()
 
     return compare
 
 
-def _checksum_on_cpu(var: Any) -> Any:
-    """Return the checksum of a variable's value, which is read where the variable is."""
+def _fingerprint_of(var: Any) -> Any:
+    """Return the fingerprint of a variable's value, which is read where the variable is."""
     with _device_of(var):
-        value_there = var.read_value()
-    with tf1.device("/cpu:0"):
-        return checksum_of(value_there)
+        return fingerprint(var.read_value())
 
 
 def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:

@@ -120,6 +120,9 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
             ops.append(own.apply_gradients(list(pairs), name=f"apply_grad_{tower}"))
         reads.hold_writes(variables[tower], added)
         if not tower:
+            # What the update prepared, such as the tensor of a rate, is read by summaries.
+            prepared = {key: held for key, held in vars(own).items() if key not in rates}
+            vars(optimizer).update(prepared)
             warn_of_moved_updates(optimizer, variables[tower], added)
         replicas.append([*variables[tower], *_state_of(own, variables[tower])])
     return tf.group(*ops), replicas

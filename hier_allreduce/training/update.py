@@ -11,7 +11,7 @@ Numbers are those of one device with each of them. They differ in speed and memo
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -131,6 +131,8 @@ def update_towers(
     towers: Towers,
     arguments: Optional[Dict[str, Any]] = None,
     earlier: Sequence[Sequence[Any]] = (),
+    name: str = "train_op",
+    check: Callable[[], Any] = tf.no_op,
 ) -> Tuple[Any, ReplicatedVariables]:
     """Reduce the towers' gradients, update their variables, and count the step.
 
@@ -145,6 +147,8 @@ def update_towers(
         arguments: those of the optimizer's ``apply_gradients`` beside the pairs. Its
             ``global_step`` is one more after the update.
         earlier: K rows of the replicas of earlier updates in this graph.
+        name: of the op.
+        check: returns one more op of the step.
 
     Raises:
         HierAllreduceError: as :func:`checked_towers`, and as the function of each update; or a
@@ -166,6 +170,8 @@ def update_towers(
 
     # Update, and count the step. Once, the optimizer itself counts, as on one device.
     arguments = arguments or {}
+    train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
+    earlier_train_ops = list(train_ops)
     if update == "once":
         op, replicas = update_once(optimizer, towers, arguments)
     else:
@@ -174,6 +180,9 @@ def update_towers(
         if "global_step" in arguments:
             with tf.control_dependencies([op]):
                 op = tf1.assign_add(arguments["global_step"], 1).op
+    # TensorFlow's optimizers add their own op, which is a part of the step.
+    op = tf.group(op, check(), name=name)
+    train_ops[:] = [*earlier_train_ops, op]
     # A later update, or init_op, finds more replicas by the names of these.
     note_replicas(replicas, towers.devices)
     return op, replicas

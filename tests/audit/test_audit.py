@@ -90,7 +90,7 @@ def through_two_mains(towers, chunk):
     "strategy, chunks",
     [
         (Strategy(algorithm="hierarchical"), 1),
-        (Strategy(algorithm="hierarchical", chunk_bytes=64), 8),
+        (Strategy(algorithm="hierarchical", chunk_bytes=4096), 8),
         (Strategy(algorithm="tree", wire_dtype="float16"), 1),
         (Strategy(algorithm="flat", main=1, chunk_bytes=0), 2),
         (Strategy(algorithm="hierarchical", groups=((3, 1), (0,), (4, 2)), chunk_bytes=0), 2),
@@ -99,7 +99,7 @@ def through_two_mains(towers, chunk):
     ids=["packed", "cut", "16 bits", "one main", "groups", "a user's"],
 )
 def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
-    values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5
+    values = [[np.ones([60 * 64], np.float32), np.ones([7 * 64, 9], np.float32)]] * 5
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(5), values), gpus_or_cpus(5), True, strategy=strategy
     )
@@ -476,7 +476,7 @@ def test_a_gradient_on_a_device_of_no_tower_is_an_error(graph):
 @pytest.mark.parametrize("shape", [[64, 64], [4096]])
 def test_a_gradient_that_is_cut_on_another_device_is_an_error(graph, shape):
     rows = on_towers([gpu_or_cpu(9)] * 2, lambda _: [tf1.random_uniform(shape)])
-    pieces = Strategy("flat", chunk_bytes=1024)
+    pieces = Strategy("flat", chunk_bytes=4096)
     result = allreduce_grads(rows, gpus_or_cpus(2), strategy=pieces)
     crosses = r"'random_uniform.*: not planned /job:localhost/.*PU:9→[01], before it is cut"
     with pytest.raises(AuditError, match=crosses):

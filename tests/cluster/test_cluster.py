@@ -15,7 +15,7 @@ from helpers.graphs import floats, gpus_or_cpus, session
 
 import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
-from hier_allreduce.cluster.collectives import check_order, checksums, collectives_of
+from hier_allreduce.cluster.collectives import check_order, collectives_of, fingerprints
 from hier_allreduce.cluster.shared_ops import noted_in
 
 tf1 = tf.compat.v1
@@ -131,35 +131,35 @@ def test_hosts_that_restored_one_checkpoint_pass(alone, tmp_path):
         check_near([host.facts() for host in hosts], alone)
 
 
-def test_checksums_tell_the_bits_of_elements_and_their_order(graph):
+def test_fingerprints_tell_the_bits_of_elements_and_their_order(graph):
     values = [[1.0, 2.0, 3.0], [2.0, 1.0, 3.0], [3.0, 2.0, 1.0], [1.0, 2.0, -3.0]]
     values += [[0.0, 0.0, 0.0], [-0.0, 0.0, 0.0], [0.0, 0.0, -0.0], [1e-45, 0.0, 0.0]]
     for number, value in enumerate([*values, values[0]]):
         tf1.get_variable(f"v{number}", initializer=floats(value), use_resource=True)
     tf1.get_variable("more", initializer=2**53, dtype=tf.int64, use_resource=True)
     tf1.get_variable("most", initializer=2**53 + 1, dtype=tf.int64, use_resource=True)
-    found = checksums(graph)
+    found = fingerprints(graph)
     with session() as sess:
         sess.run(tf1.global_variables_initializer())
-        *sums, again, more, most = sess.run([checksum.value for checksum in found])
-    assert len(set(map(tuple, sums))) == len(values)
-    assert tuple(again) == tuple(sums[0]) and tuple(more) != tuple(most)
+        *sums, again, more, most = sess.run([one.value for one in found])
+    assert len(set(sums)) == len(values)
+    assert again == sums[0] and more != most
 
 
-def test_a_variable_made_after_the_first_session_gets_a_checksum_too(graph):
+def test_a_variable_made_after_the_first_session_gets_a_fingerprint_too(graph):
     tf1.get_variable("w", [2])
-    assert [checksum.name for checksum in checksums(graph)] == ["w"]
+    assert [found.name for found in fingerprints(graph)] == ["w"]
     tf1.get_variable("late", [3])
-    found = checksums(graph)
-    assert [checksum.name for checksum in found] == ["w", "late"]
+    found = fingerprints(graph)
+    assert [one.name for one in found] == ["w", "late"]
     graph.finalize()
-    assert [checksum.value for checksum in checksums(graph)] == [pair.value for pair in found]
+    assert [found.value for found in fingerprints(graph)] == [one.value for one in found]
 
 
 def test_a_finalized_graph_that_cannot_be_compared_is_an_error_before_hosts_are_asked(graph):
     cluster = Cluster(free_addresses(2), 0, 2, start_timeout=0.1)
     tf1.get_variable("w", [2])
-    checksums(graph)
+    fingerprints(graph)
     tf1.get_variable("late", [2])
     reduced("ring", cluster)
     graph.finalize()
@@ -173,7 +173,7 @@ def test_what_hosts_compare_is_not_exported_and_keeps_no_graph():
     with tf.Graph().as_default() as graph:
         tf1.get_variable("w", [2])
         reduced("ring")
-        assert noted_in(graph) and checksums(graph)
+        assert noted_in(graph) and fingerprints(graph)
         collections = tf1.train.export_meta_graph(graph=graph).collection_def
         assert not [key for key in collections if key.startswith("hier_allreduce")]
     alive = weakref.ref(graph)

@@ -51,12 +51,12 @@ def placed(result):
 
 @pytest.mark.parametrize(
     "strategy",
-    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy(chain, chunk_bytes=128)],
+    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy(chain, chunk_bytes=4096)],
 )
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
     rows = gradients_on(
-        gpus_or_cpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)]
+        gpus_or_cpus(towers), [[np.full([1999], 2.0**k, "float32")] * 3 for k in range(towers)]
     )
     result = allreduce_grads(rows, gpus_or_cpus(towers), True, strategy)
     assert type(result) is list and [type(row) for row in result] == [list] * towers

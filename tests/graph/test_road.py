@@ -111,7 +111,7 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
         gpus_or_cpus(4),
         [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)],
     )
-    for chunk_bytes in (None, 0, 1000):
+    for chunk_bytes in (None, 0, 4096):
         result = allreduce_grads(
             rows, gpus_or_cpus(4), strategy=Strategy(chain, chunk_bytes=chunk_bytes)
         )

@@ -70,7 +70,7 @@ def state(sess, rows):
 
 
 @UPDATES
-@pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(chain, chunk_bytes=4)])
+@pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(chain, chunk_bytes=0)])
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update, strategy=strategy)
     rows = [[*row, (None, unused)] for row, unused in zip(towers(), later("unused"))]
@@ -82,6 +82,36 @@ def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, str
         assert state(sess, rows) == [-2.5] * 3 and sess.run(rows[2][2][1]) == 0
         assert (sess.run(steps), op.name) == (2, "step")
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+
+
+@UPDATES
+@pytest.mark.parametrize("scope", ["tower{}", "tensorpack"])
+def test_the_collection_train_op_has_the_whole_step(update, scope, tmp_path):
+    """Programs run what they find there, most of them after import_meta_graph."""
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(adam(), gpus_or_cpus(3), update=update)
+        steps = train.get_or_create_global_step()
+        rows = towers(["w"], scope)
+        op = optimizer.apply_gradients(rows, global_step=steps, name="step")
+        assert tf1.get_collection(tf1.GraphKeys.TRAIN_OP) == [op]
+        tf1.add_to_collection("start", optimizer.init_op)
+        tf1.train.export_meta_graph(str(tmp_path / "model.meta"))
+    with tf.Graph().as_default():
+        tf1.train.import_meta_graph(str(tmp_path / "model.meta"))
+        (imported,) = tf1.get_collection(tf1.GraphKeys.TRAIN_OP)
+        with started(*tf1.get_collection("start")) as sess:
+            sess.run(imported)
+            values = sess.run([var for var in tf1.global_variables() if var.op.name[-1] == "w"])
+            assert len(values) == 3 and np.ptp(values) == 0 and values[0][0] < 0
+            assert sess.run(train.get_global_step()) == 1
+
+
+@UPDATES
+def test_summaries_can_read_the_rate_of_the_last_update(graph, update):
+    theirs = train.AdamOptimizer(lambda: 0.25)
+    TowerOptimizer(theirs, gpus_or_cpus(3), update=update).apply_gradients(towers(["w"]))
+    with session() as sess:
+        assert sess.run([theirs._lr_t, theirs._beta1_t]) == pytest.approx([0.25, 0.9])
 
 
 @UPDATES
@@ -219,6 +249,33 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
     assert seen == [[-1.0] * 2, [-2.5] * 3, [-4.25]]
 
 
+@UPDATES
+@pytest.mark.parametrize("given", ["local_init_op", "init_op", "ready_op"])
+def test_a_restored_run_has_the_scaffolds_ops_beside_those_of_the_program(tmp_path, update, given):
+    for steps in (1, 2):
+        with tf.Graph().as_default():
+            optimizer, rows = TowerOptimizer(adam(), gpus_or_cpus(3), update=update), towers(["w"])
+            op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
+            keys = [tf1.GraphKeys.LOCAL_VARIABLES]
+            mine = tf1.get_variable("mine", initializer=5.0, collections=keys, use_resource=True)
+            ops = {
+                "local_init_op": tf1.local_variables_initializer,
+                "init_op": tf1.global_variables_initializer,
+                "ready_op": tf1.report_uninitialized_variables,
+            }
+            scaffold = optimizer.scaffold(**{given: ops[given]()})
+            with train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                scaffold=scaffold,
+                hooks=[optimizer.hook()],
+                config=config(),
+                log_step_count_steps=None,
+            ) as sess:
+                sess.run(op)
+                assert sess.run([mine, train.get_global_step()]) == [5, steps]
+                assert len(set(state(sess, rows))) == 1
+
+
 # ---- copies --------------------------------------------------------------------------------------
 
 
@@ -266,6 +323,7 @@ BITS = {
     "bool": (tf.bool, True, False),
     "nan": (tf.float32, np.nan, 0.5),
     "sign": (tf.float64, 0.0, -0.0),
+    "text": (tf.string, "ab", "abc"),
 }
 
 

@@ -246,8 +246,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             warn_of_references(variables_in(rows[0]))
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
-            op, replicas = update_towers(optimizer, towers)
-            self.train_op = tf.group(op, name="train_op")
+            self.train_op, replicas = update_towers(optimizer, towers)
         return replicas
 
     def _syncing(self, replicas: ReplicatedVariables) -> List[Callback]:

@@ -104,10 +104,10 @@ def test_the_first_run_tells_the_plans_of_the_candidates(run):
     [
         ('sparse="rows"', {"sparse": "rows"}),
         (
-            '"hierarchical", 4, ((0, 2), (1, 3)), edges=False',
+            '"hierarchical", 4096, ((0, 2), (1, 3)), edges=False',
             {
                 "algorithm": "hierarchical",
-                "chunk_bytes": 4,
+                "chunk_bytes": 4096,
                 "groups": [[0, 2], [1, 3]],
                 "edges": False,
             },
