@@ -44,6 +44,7 @@ class Audited(NamedTuple):
         collectives: the number of tensors that crossed between hosts, each counted once.
         unneeded: the number of planned copies that were left out, because the value is a constant,
             or was copied already.
+        edges: the number of control edges that TensorFlow kept, of those in ``all_reduce.edges``.
     """
 
     all_reduce: AllReduce
@@ -53,6 +54,7 @@ class Audited(NamedTuple):
     unknown: int
     collectives: int
     unneeded: int
+    edges: int
 
     def __str__(self) -> str:
         built = self.all_reduce
@@ -67,6 +69,8 @@ class Audited(NamedTuple):
             findings.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
             findings.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
+        if built.edges:
+            findings.append(f"{self.edges} of {count(len(built.edges), 'control edge')}")
         return f"{built.scope}: {', '.join(findings)}, planned = executed"
 
 
@@ -261,7 +265,8 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
                 collectives += times
             else:
                 copies[src, dst] += times
-    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, unneeded)
+    edges = executed.edges_kept(built)
+    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, unneeded, edges)
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:
