@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from hier_allreduce.errors import AuditError
 from hier_allreduce.graph.devices import device_fields, devices_match, is_gpu
 from hier_allreduce.graph.record import AllReduce
-from hier_allreduce.auditing.executed import check_devices, tower_at
+from hier_allreduce.auditing.traffic import check_devices, tower_at
 from .trace import Trace, reached
 
 # Kinds of nodes. A copy is no node, but has a kind, because it has a color in the picture too.
