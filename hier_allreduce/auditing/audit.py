@@ -43,6 +43,7 @@ class Audited(NamedTuple):
         collectives: the number of tensors that crossed between hosts, each counted once.
         left_out: the number of planned copies that did not run, because nobody reads the value, or
             it is a constant, or it was copied for another all-reduce. TensorFlow runs nothing else.
+        edges: the number of control edges that TensorFlow kept, of those in ``all_reduce.edges``.
     """
 
     all_reduce: AllReduce
@@ -52,6 +53,7 @@ class Audited(NamedTuple):
     unknown: int
     collectives: int
     left_out: int
+    edges: int
 
     def __str__(self) -> str:
         built = self.all_reduce
@@ -66,6 +68,8 @@ class Audited(NamedTuple):
             findings.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
             findings.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
+        if built.edges:
+            findings.append(f"{self.edges} of {count(len(built.edges), 'control edge')}")
         return f"{built.scope}: {', '.join(findings)}, planned = executed by pair of towers"
 
 
@@ -259,7 +263,8 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
                 collectives += times
             else:
                 copies[src, dst] += times
-    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, left_out)
+    edges = executed.edges_kept(built)
+    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, left_out, edges)
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
@@ -105,6 +105,21 @@ class ExecutedStep:
                 self._traffic_by_scope[f"{prefix}{all_reduce.scope}{tensor.name}"] = traffic
         self._count(partitions)
 
+    def edges_kept(self, all_reduce: AllReduce) -> int:
+        """Return how many of the ops that wait for a sum still came after it."""
+        sources_by_name: Dict[str, List[str]] = {}
+        for node in self._nodes:
+            sources = [source.lstrip("^").partition(":")[0] for source in node.input]
+            sources_by_name[node.name] = sources
+        kept = 0
+        for total, op in all_reduce.edges:
+            # The call of a function is replaced by the function's ops.
+            waiting = [self._prefix + op]
+            if waiting[0] not in sources_by_name:
+                waiting = [name for name in sources_by_name if name.startswith(f"{waiting[0]}/")]
+            kept += self._prefix + total in _all_before(waiting, sources_by_name)
+        return kept
+
     def _owner(self, op: str) -> Optional[Traffic]:
         """Return the traffic of the tensor to which an op belongs by its name; None for others."""
         # The longest scope counts, because the name of a tensor may begin with that of another.
@@ -191,6 +206,18 @@ def _place(device: str, devices: Sequence[Any]) -> Place:
     """Return the first tower whose device is the executed ``device``; itself if there is none."""
     tower = tower_at(device, devices)
     return device if tower is None else tower
+
+
+def _all_before(names: Sequence[str], sources_by_name: Mapping[str, Sequence[str]]) -> Set[str]:
+    """Return the nodes that some nodes need, by data or control edges, and these themselves."""
+    found: Set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += sources_by_name.get(name, ())
+    return found
 
 
 def check_devices(all_reduce: AllReduce) -> None:

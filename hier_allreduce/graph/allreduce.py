@@ -33,10 +33,10 @@ from .columns import (
 )
 from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
-from .lead import limit_lead
+from .lead import Edge, limit_lead
 from .names import check_scope, variable_names
 from .packing import Packing
-from .record import describe, log_once, record
+from .record import describe, record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
 from .sparse import RowSum, gradients, made_dense
 from .substitution import Call, Caller, Rows, chosen_for
@@ -237,9 +237,6 @@ def checked_layout(
     layout = layout._replace(average=bool(average), cluster=cluster, substitute=chosen)
     if len(devices) > 1 and chosen.reduce is None:
         layout = layout._replace(description=describe(layout))
-        # Eagerly each step is a call, and may have other numbers of rows.
-        line = layout.description
-        log_once(line.partition(";")[0] if tf1.executing_eagerly() else line)
     return layout
 
 
@@ -289,7 +286,14 @@ def _reduced(
         reduced = []  # C × K, None where a schedule brings no sum
         for chunk, tensors, ops in zip(layout.chunks, zip(*packed), sums):
             reduced.append(run(chunk.schedule, tensors, ops))
-        record(scope, layout, packed)
+
+        # A tower's backward pass waits for its earlier sums, as `lead` says.
+        edges: Sequence[Edge] = ()
+        if layout.has_edges:
+            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
+            edges, said = limit_lead(layout.columns, layout.chunks, totals)
+            layout = layout._replace(description=f"{layout.description}; {said}")
+        record(scope, layout, packed, edges)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
         unpacked = []  # K × N
@@ -300,11 +304,6 @@ def _reduced(
                     for ops, tensors in zip(sums, reduced)
                 ]
                 unpacked.append(tuple(packing.unpack(tower, chunks)))
-
-        # A tower's backward pass waits for its earlier sums, as `lead` says.
-        if layout.has_edges:
-            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
-            limit_lead(layout.columns, layout.chunks, totals)
         return unpacked
 
 
@@ -349,8 +348,8 @@ def copy_from_roots(
     for n, root in layout.roots().items():
         values[root][n] = tensors[n]
     # They are results already, so nothing is divided or sent to other hosts, and no pass waits.
-    back = layout._replace(average=False, cluster=None, has_edges=False).with_schedules(copies)
-    return _reduced(back, name, values)
+    back = layout._replace(average=False, cluster=None, has_edges=False, description="")
+    return _reduced(back.with_schedules(copies), name, values)
 
 
 def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:

@@ -51,7 +51,7 @@ class Layout(NamedTuple):
         sizes: N sizes of the columns' gradients, as they travel.
         chunks: C chunks; a range's ``number`` is that of its column.
         wire: the 16-bit dtype in which float32 chunks travel, if they do.
-        has_edges: whether the towers' backward passes wait for earlier sums.
+        has_edges: whether the towers' backward passes may wait for earlier sums.
         average: the mean instead of the sum.
         cluster: the hosts; None for one.
         substitute: what is built instead of it, in a program that is measured.
@@ -144,9 +144,9 @@ def lay_out(
     for chunk, name in zip(scheduled(chunks, plan, owned), op_names(variables)):
         named.append(chunk._replace(name=name))
 
-    # A sum of sums comes too late for the pass, and a lone chunk has no later part to hold.
+    # A sum of sums comes too late for the pass, and an edge needs a chunk between two others.
     are_direct = [is_direct(chunk.schedule) for chunk in named]
-    may_have_edges = strategy.edges and hosts == 1 and len(named) > 1 and any(are_direct)
+    may_have_edges = strategy.edges and hosts == 1 and len(named) > 2 and any(are_direct)
     has_edges = may_have_edges and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), plan, sizes, named, strategy.wire_dtype, has_edges)
 

@@ -18,6 +18,7 @@ from ..planning.plan import Schedule, reductions, root_of
 from .columns import has_rows_only
 from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout, size_of
+from .lead import Edge
 from .op_names import is_of_sum
 
 _log = logging.getLogger("hier_allreduce")
@@ -60,6 +61,7 @@ class AllReduce(NamedTuple):
     hosts: int  # the number of hosts
     tensors: Tuple[SentTensor, ...]  # that travel, in the order of their chunks
     description: str  # the line of the log
+    edges: Tuple[Edge, ...]  # control edges: the op of a sum, and one of the pass that waits for it
     plan: str  # a digest that all-reduces with the same chunks and schedules share
 
     def tower_at(self, device: str) -> Optional[int]:
@@ -98,9 +100,19 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
     return list(_all_reduces.get(tf1.get_default_graph() if graph is None else graph, ()))
 
 
-def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
-    """Record an all-reduce of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
-    if tf.executing_eagerly():
+def record(
+    scope: str, layout: Layout, packed: Sequence[Sequence[Any]], edges: Sequence[Edge]
+) -> None:
+    """Log an all-reduce of K rows of C chunks, and record it for :func:`all_reduces`.
+
+    Eager ops are not recorded.
+    """
+    is_eager_call = tf.executing_eagerly()
+    if layout.description:
+        # Eagerly each step is a call, and may have other numbers of rows.
+        line = layout.description
+        log_once(line.partition(";")[0] if is_eager_call else line)
+    if is_eager_call:
         return
     sent: List[SentTensor] = []
     for chunk, at_towers in zip(layout.chunks, zip(*packed)):
@@ -139,6 +151,7 @@ def record(scope: str, layout: Layout, packed: Sequence[Sequence[Any]]) -> None:
         layout.hosts,
         tuple(sent),
         layout.description or f"{layout.plan.algorithm}, {count(len(sent), 'tensor')}",
+        tuple(edges),
         layout.digest,
     )
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
@@ -169,7 +182,6 @@ def describe(layout: Layout) -> str:
 
     # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
-    devices += " with control edges" if layout.has_edges else ""
     # TensorFlow's own error about a session without these devices has a hundred lines.
     session = session_with(layout.devices, layout.hosts)
     devices += f" of {session}" if session else ""
