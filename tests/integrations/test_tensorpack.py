@@ -479,7 +479,7 @@ def test_layers_of_keras_3_are_an_error_that_says_how_to_install_keras_2():
 @pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_costs.py")
 @in_child
 def test_the_callback_tells_what_a_step_costs():
-    from hier_allreduce.integrations.tensorpack import CostCallback
+    from hier_allreduce_tools.cost.tensorpack import CostCallback
 
     callback = CostCallback(step=4, folder="told")
     train(3, "adam", callbacks=[callback])
