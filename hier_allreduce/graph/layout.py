@@ -20,7 +20,11 @@ from typing import (
     Tuple,
 )
 
+import tensorflow as tf
+
+from ..compat import is_eager
 from ..formatting import count
+from ..needs import needed_by
 from ..planning.chunks import Chunk, GradientSize, OwnedBytes, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
@@ -132,7 +136,7 @@ def lay_out(
     if share and strategy.chunk_bytes is None:
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
     plan = plan._replace(whole=plan.whole or owned is not None)
-    chunks = chunks_of(sizes, plan)
+    chunks = chunks_of(sizes, plan, ready_order(columns))
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
     # In op names a chunk is called after its variable, a packed one after its first.
@@ -149,6 +153,30 @@ def lay_out(
     may_have_edges = strategy.edges and hosts == 1 and len(named) > 2 and any(are_direct)
     has_edges = may_have_edges and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), plan, sizes, named, strategy.wire_dtype, has_edges)
+
+
+def ready_order(columns: Sequence[Column]) -> List[int]:
+    """Return the numbers of N columns, with that at the front whose gradient is ready first.
+
+    It is the one with the shortest chain of ops behind it. Of several the last one comes first,
+    because models list their variables in the order of the forward pass. Eager gradients are ready.
+    """
+    last_first = list(range(len(columns)))[::-1]
+    end_by_column = {}
+    for n in last_first:
+        grad = next((grad for grad in columns[n].grads if grad is not None), None)
+        tensor = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+        if tensor is not None and not is_eager(tensor):
+            end_by_column[n] = tensor.op
+    # Ops are numbered as they were made, behind all that they read. Only in loops is one made
+    # earlier, and it goes on to an op that has its number.
+    needed = needed_by(end_by_column.values())
+    length_by_op: Dict[Any, int] = {}
+    for op in next((end.graph.get_operations() for end in end_by_column.values()), []):
+        if op in needed:
+            lengths = [length_by_op.get(tensor.op, 0) for tensor in op.inputs]
+            length_by_op[op] = 1 + max(lengths, default=0)
+    return sorted(last_first, key=lambda n: length_by_op.get(end_by_column.get(n), 0))
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
