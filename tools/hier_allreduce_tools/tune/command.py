@@ -33,6 +33,10 @@ Each run starts the program, which really trains: it writes its logs and checkpo
 that empties its log folder loses what it has there. {VARIABLE} is set in each run:
     folder = "tune" if "{VARIABLE}" in os.environ else "train_log"
 """
+_NOT_ASKED = (
+    "each run really trains, and writes where the program writes: without a terminal to ask, --yes"
+    " says that this is meant"
+)
 
 
 def add_arguments(parser: Any) -> None:
@@ -76,9 +80,8 @@ def _candidates(argument: str) -> List[str]:
         try:
             changes_of(name, None)
         except HierAllreduceError as error:
-            raise argparse.ArgumentTypeError(
-                f"{name!r}: {error}, or one of {', '.join(OTHERS)}"
-            ) from None
+            fault = f"{name!r}: {error}, or one of {', '.join(OTHERS)}"
+            raise argparse.ArgumentTypeError(fault) from None
     return names
 
 
@@ -89,9 +92,8 @@ def _strategy_file(argument: str) -> Path:
         # A typing error such as ``-o train.py`` must not cost somebody a file.
         with path.open(encoding="utf-8", errors="replace") as file:
             if file.readline().rstrip() != _FIRST_LINE:
-                raise argparse.ArgumentTypeError(
-                    f"{argument!r} exists, and tune has not written it: choose another name"
-                )
+                fault = f"{argument!r} exists, and tune has not written it: choose another name"
+                raise argparse.ArgumentTypeError(fault)
     return path
 
 
@@ -139,10 +141,7 @@ def _agrees(args: argparse.Namespace) -> bool:
     """
     is_asked = not args.yes
     if is_asked and (sys.stdin is None or not sys.stdin.isatty()):
-        raise HierAllreduceError(
-            "each run really trains, and writes where the program writes: without a terminal to"
-            " ask, --yes says that this is meant"
-        )
+        raise HierAllreduceError(_NOT_ASKED)
     written = args.journal.parent if args.journal else f"a new folder in {tempfile.gettempdir()}"
     also = f", the best strategy into {args.o}" if args.o else ""
     print(f"{_WARNING}The journal and the outputs go into {written}{also}.", file=sys.stderr)

@@ -60,10 +60,8 @@ class MeasuredProgram:
         import hier_allreduce
 
         if call.hosts > 1:
-            raise hier_allreduce.ClusterError(
-                f"tune measures one host, and this program has {call.hosts}: run it without a"
-                " cluster"
-            )
+            fault = f"tune measures one host, and this program has {call.hosts}"
+            raise hier_allreduce.ClusterError(f"{fault}: run it without a cluster")
         strategy = replace(call.strategy, **self._changes)
         choices = {
             field.name: getattr(strategy, field.name)
