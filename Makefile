@@ -12,7 +12,7 @@ PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
 # the tests that say what programs meet: on GPUs too
 ON_GPUS = tests/graph tests/training tests/audit tests/integrations tests/cluster/test_cluster.py \
           tests/test_random.py tests/emulated_gpu
-QUICK = tests/commands/test_nvlinks.py tests/planning tests/docs/test_pages.py
+QUICK = tests/tools/doctor tests/tools/test_entry.py tests/planning tests/docs/test_pages.py
 
 .PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-gpu test-compat bench soak wheel-test docs reference figures lint clean
 
@@ -25,8 +25,8 @@ help:
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
 	@echo "make bench       real steps beside emulated ones; this all-reduce beside others on emulated GPUs and CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
-	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
-	@echo "make lint        ruff and mypy"
+	@echo "make wheel-test  build the package and the tools, and use them in environments without TensorFlow"
+	@echo "make lint        ruff and mypy, without TensorFlow"
 	@echo "make docs        the documentation's site, in build/site"
 	@echo "make reference   write docs/reference from the code again"
 	@echo "make figures     draw the pictures of the pages again"
@@ -35,27 +35,32 @@ help:
 venv: .venv/.done
 venv-tf1: .venv-tf1/.done
 
-# what the demo needs
-.venv/.demo: pyproject.toml setup.py
+# .venv grows in three steps: what lint needs …
+.venv/.lint: setup.cfg pyproject.toml tools/setup.cfg
 	@test -n "$(PYTHON)" || { echo "make: a Python from 3.10 to 3.13 is needed: none on PATH (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet -e '.[lint]'
+	@touch $@
+
+# … what the demo needs …
+.venv/.demo: .venv/.lint
 	.venv/bin/python -m pip install --quiet -e '.[tf,demo]'
 	@touch $@
 
-# and what tests and docs need
+# … and what tests and docs need
 .venv/.done: .venv/.demo
-	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,commands,dev,docs]'
+	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev,docs]' -e ./tools
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
 	  'import importlib.metadata as m; print(".".join(m.version(m.packages_distributions()["tensorflow"][0]).split(".")[:2]))').*"
 	@touch $@
 
-.venv-tf1/.done: pyproject.toml setup.py
+.venv-tf1/.done: setup.cfg pyproject.toml tools/setup.cfg
 	@test -n "$(PYTHON37)" || { echo "make: Python 3.7 is needed for TensorFlow 1.15: none on PATH and none in pyenv (set PYTHON37=...)" >&2; exit 1; }
 	$(PYTHON37) -m venv .venv-tf1
 	.venv-tf1/bin/python -m pip install --quiet --upgrade pip
-	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,commands,dev]'
+	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev]' -e ./tools
 	@touch $@
 
 # TensorFlow's plug-in that shows GPUs on a machine without one: tests/emulated_gpu/README.md
@@ -105,10 +110,10 @@ figures: .venv/.done
 wheel-test: .venv/.done
 	.ci/wheel-test .venv/bin/python
 
-lint: .venv/.done
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy
+# all three, also if the first fails
+lint: .venv/.lint
+	@status=0; for check in "ruff check ." "ruff format --check ." mypy; do \
+	  echo "$$check"; .venv/bin/$$check || status=1; done; exit $$status
 
 clean:
-	rm -rf .venv .venv-tf1 .venv-compat-* build dist *.egg-info
+	rm -rf .venv .venv-tf1 .venv-compat-* build dist *.egg-info tools/build tools/*.egg-info

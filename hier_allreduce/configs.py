@@ -19,12 +19,8 @@ import yaml
 
 from .errors import HierAllreduceError
 
-_PACKAGE = Path(__file__).resolve().parent
-# An installed package holds configs/ inside it; a checkout holds it next to the package.
-_CONFIGS = next(
-    (path for path in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if path.is_dir()),
-    _PACKAGE / "configs",
-)
+# In a checkout it is a link to the folder beside the package.
+_CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
 # ---- files ---------------------------------------------------------------------------------------

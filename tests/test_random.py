@@ -49,7 +49,7 @@ def strategies(draw, towers):
     return Strategy(
         algorithm=algorithm,
         **options,
-        chunk_bytes=draw(st.sampled_from([None, 0, 64, 100, 1000, 10**6])),
+        chunk_bytes=draw(st.sampled_from([None, 0, 4096, 10_000, 10**6])),
         sparse=draw(st.sampled_from(["auto", "rows", "dense"])),
         missing="zeros",
         wire_dtype=draw(st.sampled_from([None, None, "float16", "bfloat16"])),
@@ -61,7 +61,7 @@ def columns(draw, towers, average):
     """One variable: its dtype, its shape, what is known of it, and a kind for each tower."""
     dtype = draw(st.sampled_from([d for d in DTYPES if not (average and d.startswith("int"))]))
     any_rank = st.lists(st.integers(0, 5), max_size=3)
-    vector = st.lists(st.integers(1, 400), min_size=1, max_size=1)
+    vector = st.lists(st.integers(1, 5000), min_size=1, max_size=1)
     shape = tuple(draw(any_rank | vector))
     kinds = draw(
         st.lists(st.sampled_from(["dense"] * 4 + ["none"]), min_size=towers, max_size=towers)

@@ -8,8 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from hier_allreduce import Copy, Reduce
-from hier_allreduce_tools.cost.cost import cost_of
 from hier_allreduce.planning.algorithms import hierarchical
+from hier_allreduce_tools.cost.cost import cost_of
 
 TOP = Path(__file__).parents[2]
 sys.path += [str(TOP / "benchmarks"), str(TOP / "tests")]

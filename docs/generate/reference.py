@@ -48,11 +48,11 @@ PAGE = re.compile(r"(?<![\w/`])docs/([\w/-]+)\.md\b")
 
 
 @functools.lru_cache(maxsize=None)
-def package():
-    """Return the package as griffe reads it from its sources."""
+def package(name="hier_allreduce"):
+    """Return the package, or that of the tools, as griffe reads it from its sources."""
     return griffe.load(
-        "hier_allreduce",
-        search_paths=[str(TOP)],
+        name,
+        search_paths=[str(TOP), str(TOP / "tools")],
         docstring_parser="google",
         allow_inspection=False,
         resolve_aliases=True,
@@ -61,7 +61,8 @@ def package():
 
 def api(path):
     """Return the part of one public name: signature, docstring and, of a class, its methods."""
-    obj = package()[path.partition(".")[2]]
+    distribution, _, inside = path.partition(".")
+    obj = package(distribution)[inside]
     obj = obj.final_target if obj.is_alias else obj
     if obj.is_module:
         texts = [described(one, f"hier_allreduce.{one.name}") for one in own(obj)]

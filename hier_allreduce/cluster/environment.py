@@ -7,8 +7,8 @@
     srun        SLURM_STEP_NODELIST=n[1-2], SLURM_NODEID=1, SLURM_JOB_ID=7
                 ─► hosts ("n1:10007", "n2:10007"), task 1
 
-Without either there is one host. If the job has several processes or nodes, that is an error,
-because every process would train a model alone. ``TF_CONFIG={}`` says that this is wanted.
+Without either there is one host. If another variable counts several processes or nodes, that is an
+error, because every process would train a model alone. ``TF_CONFIG={}`` says that this is wanted.
 
 TensorFlow's resolvers would be shorter. But ``TFConfigClusterResolver`` takes a TF_CONFIG without
 "cluster" for one host. ``SlurmClusterResolver`` sorts the nodes as texts, and then takes
@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..configs import is_whole_number
 from ..errors import ClusterError
@@ -34,59 +33,11 @@ _EXAMPLE = (
 # Jobs of Slurm have ports below those that Linux gives to outgoing connections.
 _PORTS_OF_JOBS = range(10000, 30000)
 
-# The variable in which a launcher tells each process how many there are, and the source of that.
-_LAUNCHER_BY_COUNT = {
-    # slurm.schedmd.com/srun.html, output environment variables
-    "SLURM_STEP_NUM_TASKS": "srun",
-    # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
-    "OMPI_COMM_WORLD_SIZE": "mpirun",
-    # MPICH, Intel MPI, Cray PALS: github.com/pmodels/mpich, pmip_cb.c of its launcher Hydra
-    "PMI_SIZE": "mpiexec",
-    # MVAPICH2: github.com/huggingface/accelerate, utils/environment.py
-    "MV2_COMM_WORLD_SIZE": "mpirun_rsh",
-    "MVP_COMM_WORLD_SIZE": "mpirun_rsh",  # MVAPICH 3
-    # IBM: github.com/Lightning-AI/pytorch-lightning, fabric/plugins/environments/lsf.py
-    "JSM_NAMESPACE_SIZE": "jsrun",
-    # github.com/horovod/horovod, runner/gloo_run.py
-    "HOROVOD_SIZE": "horovodrun",
-    # github.com/bytedance/byteps, docs/env.md: on one host, and hosts
-    "BYTEPS_LOCAL_SIZE": "bpslaunch",
-    "DMLC_NUM_WORKER": "bpslaunch",
-    # docs.pytorch.org/docs/stable/elastic/run.html; also accelerate, deepspeed and Kubeflow
-    "WORLD_SIZE": "a launcher such as torchrun",
-    # github.com/flux-framework/flux-core, doc/man7/flux-environment.rst
-    "FLUX_JOB_SIZE": "flux",
-    # htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
-    "_CONDOR_NPROCS": "HTCondor's parallel universe",
-    # docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
-    "AWS_BATCH_JOB_NUM_NODES": "AWS Batch",
-    # lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables
-    "LWS_GROUP_SIZE": "a Kubernetes LeaderWorkerSet",
-    # github.com/PaddlePaddle/Paddle, python/paddle/distributed/launch
-    "PADDLE_TRAINERS_NUM": "Paddle's launcher",
-}
-# The number of components of a heterogeneous job, of which each step's variables describe one:
-# slurm.schedmd.com/heterogeneous_jobs.html; before Slurm 20.02 they were packs.
-_COMPONENTS = ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
-# The beginning of OpenPAI's variables, each with the number of processes of one role:
-# openpai.readthedocs.io, manual of cluster users, environmental variables.
-_COUNT_OF_ROLE = "PAI_TASK_ROLE_TASK_COUNT_"
-# The variable in which a system of containers tells each one its index, but not how many there are.
-_SYSTEM_BY_INDEX = {
-    # kubernetes.io/docs/concepts/workloads/controllers/job, completion mode
-    "JOB_COMPLETION_INDEX": "a Kubernetes Indexed Job",
-    # volcano.sh, user guide of the plugin "env"
-    "VC_TASK_INDEX": "a Volcano Job",
-    # Cray's manual page of aprun
-    "ALPS_APP_PE": "aprun",
-}
-# The index that PMIx tells; Open MPI and Slurm tell the number too, its own launcher does not.
-_PMIX_INDEX = "PMIX_RANK"  # github.com/openpmix/openpmix, PMIx_server_setup_fork
-# The step of salloc's own shell, if it is on a node: slurm/slurm.h, SLURM_INTERACTIVE_STEP. Its
-# task is the shell.
-_SHELL_STEP = "4294967290"
-# The hosts of a job on SageMaker as a JSON list; it starts the program on each of them.
-_SAGEMAKER = "SM_HOSTS"  # github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
+# A count of nodes or processes ends a name so: SKYPILOT_NUM_NODES, PET_NNODES, DSTACK_NODES_NUM,
+# OMPI_COMM_WORLD_SIZE. Counts of tasks are left out, because the tasks of an array train alone. So
+# are other sizes, but those beside a rank.
+_OF_NODES = re.compile(r"(NUM_NODES|NNODES|NHOSTS|NODES_NUM|NODE_COUNT|WORLD_SIZE|CLUSTER_SPEC)$")
+_ADDRESS = re.compile(r"[\w.-]+:\d+")
 
 
 class Job(NamedTuple):
@@ -103,105 +54,42 @@ def job_of(environ: Mapping[str, str]) -> Job:
     """Return the job that environment variables describe; ``ALONE`` if none does.
 
     Raises:
-        ClusterError: TF_CONFIG or Slurm's variables describe no job; or there are several processes
-            or nodes, and nothing describes them.
+        ClusterError: TF_CONFIG or Slurm's variables describe no job; or another variable counts
+            several processes or nodes.
     """
     tf_config = environ.get("TF_CONFIG", "").strip()
     if tf_config:
         return _from_tf_config(tf_config)
-    # In a heterogeneous job of Slurm each component would train alone.
-    for variable in _COMPONENTS:
-        components = environ.get(variable, "").strip()
-        if components not in ("", "1"):
-            raise _without_description(
-                f"Slurm has {components} components in this heterogeneous job ({variable})"
-            )
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if "SLURM_STEP_NODELIST" in environ and tasks != "1":
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks not in ("", "1"):
         return _from_slurm(environ, tasks)
-    _check_that_it_is_alone(environ)
+    for variable, written in environ.items():
+        # A step of one task may be in a job of several nodes.
+        is_of_step = tasks and variable.startswith("SLURM_")
+        if not is_of_step and _counts_processes(variable, environ) and _count(written) > 1:
+            raise ClusterError(
+                f"{variable}={written[:80]!r}: this process seems to be one of several, but there"
+                " is no TF_CONFIG, and each would train a model alone. Set"
+                f" TF_CONFIG={_EXAMPLE}; or give the hosts to hier_allreduce.Cluster; or start the"
+                " program by Slurm's srun --ntasks-per-node=1; or set TF_CONFIG={} if each shall"
+                " train alone"
+            )
     return ALONE
 
 
 # ---- launchers -------------------------------------------------------------------------------
 
 
-def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
-    """Raise a ClusterError if there are several processes, or the job has several nodes."""
-    counts = {variable: environ.get(variable, "").strip() for variable in _LAUNCHER_BY_COUNT}
-    for variable, processes in counts.items():
-        if processes not in ("", "1"):
-            launched = f"{_LAUNCHER_BY_COUNT[variable]} has started {processes} processes"
-            raise _without_description(f"{launched} ({variable})")
-    # OpenPAI has a variable for each role, and all roles together are the job.
-    roles = [variable for variable in environ if variable.startswith(_COUNT_OF_ROLE)]
-    tasks = sum(_whole(environ[role]) for role in roles)
-    if tasks > 1:
-        raise _without_description(f"OpenPAI has started {tasks} processes ({_COUNT_OF_ROLE}…)")
-    for variable, system in _SYSTEM_BY_INDEX.items():
-        if variable in environ:
-            index = f"{variable}={environ[variable]}"
-            raise _without_description(f"{system} has started this process ({index})")
-    if environ.get(_SAGEMAKER, "").count(",") > 0:
-        hosts = environ[_SAGEMAKER]
-        raise _without_description(f"SageMaker has started a process on each of {hosts}")
-    # If a launcher was told to start one process, that is wanted, whatever the number of nodes.
-    is_in_shell = environ.get("SLURM_STEP_ID", "") == _SHELL_STEP
-    if any(counts.values()) and not is_in_shell:
-        return
-    if _PMIX_INDEX in environ and not is_in_shell:
-        index = f"{_PMIX_INDEX}={environ[_PMIX_INDEX]}"
-        raise _without_description(f"a launcher with PMIx has started this process ({index})")
-    for batch_system, nodes in _nodes_of_batch_job(environ).items():
-        if nodes > 1:
-            raise _without_description(
-                f"{batch_system} gives this job {nodes} nodes, and this process runs on one of"
-                " them, because no launcher has started it (such as srun --ntasks-per-node=1)"
-            )
+def _counts_processes(variable: str, environ: Mapping[str, str]) -> bool:
+    """Return whether an environment variable has the number of nodes or processes of a job."""
+    prefix, is_size, end = variable.rpartition("_SIZE")
+    return bool(_OF_NODES.search(variable)) or (is_size and not end and f"{prefix}_RANK" in environ)
 
 
-def _without_description(processes: str) -> ClusterError:
-    return ClusterError(
-        f"{processes}, but there is no TF_CONFIG: every process would train a model alone. Set"
-        f" TF_CONFIG={_EXAMPLE}; or TF_CONFIG={{}} if they shall train alone"
-    )
-
-
-def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
-    """Return the number of nodes that each batch system gives; it runs the script on one of them.
-
-    Sources: slurm.schedmd.com/sbatch.html; IBM Spectrum LSF 10.1, "Environment variables set for
-    job execution" (``LSB_MCPU_HOSTS`` is ``"n1 4 n2 4"``); the user's guide of OpenPBS (a file with
-    a line for each slot), and OAR's (the same); the manual page of Grid Engine's qsub (a file with
-    a line for each host, and their number); learn.microsoft.com/azure/batch, environment variables
-    of a compute node (``AZ_BATCH_HOST_LIST`` is ``"10.0.0.4,10.0.0.5"``).
-    """
-    nodes_by_system = {}
-    nodes_by_system["Slurm (SLURM_JOB_NUM_NODES)"] = _whole(environ.get("SLURM_JOB_NUM_NODES", ""))
-    hosts_and_slots = environ.get("LSB_MCPU_HOSTS", "").split()
-    nodes_by_system["LSF (LSB_MCPU_HOSTS)"] = len(set(hosts_and_slots[::2]))
-    nodes_by_system["PBS (PBS_NODEFILE)"] = _hosts_in_file(environ.get("PBS_NODEFILE", ""))
-    nodes_by_system["OAR (OAR_NODEFILE)"] = _hosts_in_file(environ.get("OAR_NODEFILE", ""))
-    nodes_by_system["Grid Engine (PE_HOSTFILE)"] = _hosts_in_file(environ.get("PE_HOSTFILE", ""))
-    nodes_by_system["Grid Engine (NHOSTS)"] = _whole(environ.get("NHOSTS", ""))
-    azure = environ.get("AZ_BATCH_HOST_LIST", "").replace(",", " ").split()
-    nodes_by_system["Azure Batch (AZ_BATCH_HOST_LIST)"] = len(set(azure))
-    return nodes_by_system
-
-
-def _whole(written: str) -> int:
-    """Return a whole number; 0 for any other text."""
-    return int(written) if written.strip().isdecimal() else 0
-
-
-def _hosts_in_file(path: str) -> int:
-    """Return how many different words lines begin with; 0 if there is no such file."""
-    try:
-        content = Path(path).read_text(encoding="utf-8") if path else ""
-    except (OSError, ValueError):
-        return 0
-    lines = [line.split() for line in content.splitlines()]
-    return len({words[0] for words in lines if words})
+def _count(written: str) -> int:
+    """Return a whole number; of another text the number of addresses in it."""
+    written = written.strip()
+    return int(written) if written.isdecimal() else len(set(_ADDRESS.findall(written)))
 
 
 # ---- TF_CONFIG -------------------------------------------------------------------------------
@@ -221,18 +109,13 @@ def _from_tf_config(written: str) -> Job:
         # TensorFlow's resolver takes this for one host, too.
         if not hosts_by_job and content.get("task", {}).get("index", 0) in (0, "0"):
             return ALONE
-        for job, hosts in hosts_by_job.items():
-            if not isinstance(hosts, list):
-                raise ClusterError(
-                    f"TF_CONFIG has {job!r}: {hosts!r}: expected a list of addresses, such as"
-                    ' ["a:2222", "b:2222"]'
-                )
         own_job = content["task"]["type"]
         index = content["task"]["index"]
         strange = sorted({*hosts_by_job, own_job} - set(_JOBS))
         if strange:
             raise _other_jobs(strange)
-        if not str(index).isdecimal():  # true, 1.7
+        are_lists = all(isinstance(hosts, list) for hosts in hosts_by_job.values())
+        if not are_lists or not str(index).isdecimal():  # "a:1,b:2"; true, 1.7
             raise ValueError
         # The chief is host 0, because it comes before the workers in every process.
         tasks: List[Tuple[str, int]] = []
@@ -249,15 +132,10 @@ def _from_tf_config(written: str) -> Job:
 def _other_jobs(strange: Sequence[str]) -> ClusterError:
     """Return the same error on every host, whatever its own job."""
     listed = ", ".join(map(repr, strange))
-    renamed = ""
-    # Other programs call the chief "master", and some write jobs in capitals.
-    for job in strange:
-        known = "chief" if job == "master" else job.lower()
-        if known in _JOBS:
-            renamed += f"; call a {job!r} {known!r}"
     return ClusterError(
         f"TF_CONFIG has {listed}: the jobs here are 'chief' and 'worker', and all of their tasks"
-        f' train. Remove {listed} from "cluster" on every host, and start no such task{renamed}'
+        f' train. Rename or remove {listed} in "cluster" on every host, and start no task that does'
+        " not train"
     )
 
 
@@ -265,7 +143,7 @@ def _other_jobs(strange: Sequence[str]) -> ClusterError:
 
 
 def _from_slurm(environ: Mapping[str, str], tasks: str) -> Job:
-    nodes = expand(environ["SLURM_STEP_NODELIST"])
+    nodes = expand(environ.get("SLURM_STEP_NODELIST", ""))
     if str(len(nodes)) != tasks:
         raise ClusterError(
             f"srun has started {tasks} tasks on {len(nodes)} nodes, and one process uses all"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter, defaultdict
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from collections import Counter
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..compat import is_eager
+from ..compat import is_eager, tf1
 from ..errors import HierAllreduceError
-
-Numbers = Tuple[Tuple[int, ...], ...]  # in each level of a name
 
 
 def where(
@@ -58,65 +56,49 @@ def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -
         HierAllreduceError: the towers list the same variables in different orders.
     """
     rows = names_within_towers(variables)
-    # Ranks are compared too, because TensorFlow numbers the variables of towers without scopes:
-    # w/kernel and w_1/kernel.
-    comparisons: List[Sequence[Sequence[Any]]] = [rows, _ranks(rows)]
-    for compared in comparisons:
-        of_tower_0 = compared[0]
-        for tower, row in enumerate(compared):
-            if row == of_tower_0 or sorted(row) != sorted(of_tower_0):
-                continue
-            first = next(n for n, of_row in enumerate(row) if of_row != of_tower_0[n])
-            place = where(tower, devices, first, rows[tower][first])
-            raise HierAllreduceError(
-                f"{place}: tower 0 has {rows[0][first]!r} there; list the variables in one order on"
-                " every tower"
-            )
+    for tower, row in enumerate(rows):
+        orders: Sequence[Sequence[Any]] = (row, rows[0])
+        made = ""
+        # Without scopes the names of two towers differ. But one program makes all towers, so the
+        # order in which each has made its variables tells which of them are copies.
+        if sorted(row) != sorted(rows[0]):
+            orders = _orders_made(variables[tower], variables[0])
+            made = ", which was made earlier or later among those of its shape"
+        for n, (here, on_tower_0) in enumerate(zip(*orders)):
+            if here != on_tower_0:
+                raise HierAllreduceError(
+                    f"{where(tower, devices, n, row[n])}: tower 0 has {rows[0][n]!r} there{made};"
+                    " list the variables in one order on every tower"
+                )
     return rows[0]
 
 
-def _ranks(rows: Sequence[Sequence[str]]) -> List[List[Tuple[str, int]]]:
-    """Return for each name its rank among those of its row that differ from it by numbers only.
+def _orders_made(*rows: Sequence[Any]) -> List[List[int]]:
+    """Return of each variable its place among its row's variables of its shape, as they were made.
 
-    ::
-
-        dense_3/b, dense_4/b, out_1/b    ──►    (dense/b, 0), (dense/b, 1), (out/b, 0)
-
-    Numbers tell an order only where all have one meaning. In ``w_2, w_1_1`` TensorFlow's are beside
-    the model's own, so the ranks of such names are 0, on every tower.
+    A variable that the rows share is itself. Empty if rows have other shapes, of which an error
+    tells later, or variables of no graph, as of eager programs.
     """
-    numbers_by_stem: List[Dict[str, Set[Numbers]]] = []  # of each row
-    unordered = set()
+    place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
+    places = []
     for row in rows:
-        of_row: Dict[str, Set[Numbers]] = defaultdict(set)
-        for name in row:
-            of_row[_stem(name)].add(_numbers(name))
-        numbers_by_stem.append(of_row)
-        # Numbers have several meanings if some names have more of them in a level than others.
-        for stem, variants in of_row.items():
-            lengths = [set(map(len, filter(None, levels))) for levels in zip(*variants)]
-            if any(len(different) > 1 for different in lengths):
-                unordered.add(stem)
-    ranks = []
-    for row, of_row in zip(rows, numbers_by_stem):
-        in_order = {stem: sorted(variants) for stem, variants in of_row.items()}
-        ranked = []
-        for name in row:
-            stem = _stem(name)
-            rank = 0 if stem in unordered else in_order[stem].index(_numbers(name))
-            ranked.append((stem, rank))
-        ranks.append(ranked)
-    return ranks
-
-
-def _stem(name: str) -> str:
-    """Return a name without its numbers: ``layer/w`` for ``layer_1/w_2``."""
-    return re.sub(r"_?\d+", "", name)
-
-
-def _numbers(name: str) -> Numbers:
-    """Return the numbers in each level of a name: ``a/b2_3`` has ``((), (2, 3))``."""
-    return tuple(tuple(map(int, re.findall(r"\d+", level))) for level in name.split("/"))
+        # A variable of Keras 3 has TensorFlow's in it.
+        inner = [var.value if hasattr(var, "path") else var for var in row]
+        places.append([place_by_op.get(getattr(var, "op", None)) for var in inner])
+    kinds = [[(var.dtype, str(var.shape)) for var in row] for row in rows]
+    if any(None in of_row for of_row in places) or kinds[0] != kinds[1]:
+        return [[], []]
+    shared = set.intersection(*(set(map(id, row)) for row in rows))
+    orders = []
+    for row, of_row in zip(rows, places):
+        made: Counter = Counter()
+        order = list(map(id, row))
+        for _, n in sorted(zip(of_row, range(len(row)))):
+            if order[n] not in shared:
+                order[n] = made[kinds[0][n]]
+                made[kinds[0][n]] += 1
+        orders.append(order)
+    return orders
 
 
 def name_of(variable: Any) -> str:
@@ -174,12 +156,12 @@ def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:
 def op_names(names: Sequence[str]) -> List[str]:
     """Return ``names`` made safe and unique in op names: ``conv1/W`` → ``conv1.W``."""
     taken: Dict[str, None] = {}
+    times: Counter = Counter()
     for variable in names:
         safe = re.sub(r"[^A-Za-z0-9_.-]", ".", variable).lstrip("._-") or "chunk"
         free = safe
-        suffix = 2
         while free in taken:
-            free = f"{safe}.{suffix}"
-            suffix += 1
+            times[safe] += 1
+            free = f"{safe}.{times[safe] + 1}"
         taken[free] = None
     return list(taken)

@@ -8,20 +8,18 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from .plan import Schedule, root_of
+from .plan import Plan, Schedule, root_of
 
 # A slice at such an offset of a tensor, in bytes, shares the tensor's buffer, so cutting copies
 # nothing.
 ALIGNMENT = 64
-# The last packed chunks are smaller, since no backward pass overlaps with the last one: each has at
-# most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one copy.
+# Where the last packed chunks are smaller, since no backward pass overlaps with the last one, each
+# has at most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one
+# copy.
 _OF_REST = 4
 _LEAST_PACK = 256 << 10
-# Gradients below this part of a chunk are packed, because two of them or more then fit into one.
-_PACKED_SHARE = 0.4
 
 
 class GradientSize(NamedTuple):
@@ -101,53 +99,58 @@ class OwnedBytes(NamedTuple):
 
 
 def chunks_of(
-    gradients: Sequence[GradientSize],
-    chunk_bytes: int,
-    pack_below: Optional[int] = None,
-    whole: bool = False,
+    gradients: Sequence[GradientSize], plan: Plan, order: Optional[Sequence[int]] = None
 ) -> List[Chunk]:
     """Return chunks that hold each element of N gradients once, in the order of their readiness.
 
+    A plan of 0 bytes leaves each gradient alone and whole, in the order of the variables.
+
     Args:
-        gradients: N gradients; the last one is ready first.
-        chunk_bytes: the size of chunks; the last packed ones are smaller. 0: each gradient alone
-            and whole, in the order of the variables.
-        pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
-        whole: whether large gradients are not cut.
+        gradients: N gradients.
+        plan: the size of chunks, and what is packed and cut.
+        order: the numbers of the gradients, the one that is ready first at the front; None: the
+            last one is.
     """
-    if not chunk_bytes:
+    if not plan.chunk_bytes:
         return [_alone(n, gradient) for n, gradient in enumerate(gradients)]
-    small = _PACKED_SHARE * chunk_bytes if pack_below is None else pack_below
-    packs: List[List[int]] = []  # numbers of the gradients that share a chunk
+    order = range(len(gradients))[::-1] if order is None else order
+    # A pack is ready when its last gradient is, and chunks travel in this order.
+    place_by_gradient = {n: place for place, n in enumerate(order)}
+    packs = _packs(gradients, plan, order)
+    chunks: List[Chunk] = []
+    for pack in sorted(packs, key=lambda pack: place_by_gradient[pack[-1]]):
+        first = gradients[pack[0]]
+        pieces = 1
+        if first.packable and not plan.whole:
+            # A full chunk is a multiple of 64 bytes.
+            most = max(ALIGNMENT, plan.chunk_bytes // ALIGNMENT * ALIGNMENT)
+            is_cut = len(pack) == 1 and first.bytes > plan.chunk_bytes
+            pieces = plan.chunks or (-(-first.bytes // most) if is_cut else 1)
+        chunks += _cut(pack, gradients, pieces)
+    return chunks
+
+
+def _packs(gradients: Sequence[GradientSize], plan: Plan, order: Sequence[int]) -> List[List[int]]:
+    """Return the numbers of the gradients that share a chunk, or are cut."""
+    packs: List[List[int]] = []
     open_packs: Dict[str, List[int]] = {}  # the pack of each dtype that has room
     room_by_dtype: Dict[str, int] = {}  # bytes that fit into it
-    still_to_come = list(accumulate(gradient.bytes for gradient in gradients))
-
-    # Begin with the last gradient, because the backward pass computes it first.
-    for n in reversed(range(len(gradients))):
+    packed_below = min(plan.pack_below, plan.chunk_bytes)
+    still_to_come = sum(gradient.bytes for gradient in gradients)
+    for n in order:
         gradient = gradients[n]
-        if not gradient.packable or not gradient.bytes or gradient.bytes >= small:
+        if not gradient.packable or not gradient.bytes or gradient.bytes >= packed_below:
             packs.append([n])
-            continue
-        if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
-            open_packs[gradient.dtype] = []
-            packs.append(open_packs[gradient.dtype])
-            late = max(_LEAST_PACK, still_to_come[n] // _OF_REST)
-            room_by_dtype[gradient.dtype] = chunk_bytes if pack_below else min(chunk_bytes, late)
-        open_packs[gradient.dtype].append(n)
-        room_by_dtype[gradient.dtype] -= gradient.bytes
-
-    # A pack is ready when its last gradient is, and chunks travel in this order.
-    chunks: List[Chunk] = []
-    for pack in sorted(packs, key=lambda pack: -pack[-1]):
-        if len(pack) > 1:
-            ranges = tuple(Range(n, 0, gradients[n].elements) for n in pack)
-            chunks.append(Chunk(ranges, sum(gradients[n].bytes for n in pack)))
-        elif whole:
-            chunks.append(_alone(pack[0], gradients[pack[0]]))
         else:
-            chunks += _cut(pack[0], gradients[pack[0]], chunk_bytes)
-    return chunks
+            if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
+                open_packs[gradient.dtype] = []
+                packs.append(open_packs[gradient.dtype])
+                most = still_to_come // _OF_REST if plan.tapers else plan.chunk_bytes
+                room_by_dtype[gradient.dtype] = min(plan.chunk_bytes, max(_LEAST_PACK, most))
+            open_packs[gradient.dtype].append(n)
+            room_by_dtype[gradient.dtype] -= gradient.bytes
+        still_to_come -= gradient.bytes
+    return packs
 
 
 def _alone(n: int, gradient: GradientSize) -> Chunk:
@@ -155,18 +158,29 @@ def _alone(n: int, gradient: GradientSize) -> Chunk:
     return Chunk((Range(n, 0, None),), gradient.bytes)
 
 
-def _cut(n: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
-    """Return gradient n in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes."""
-    if not gradient.packable or gradient.bytes <= chunk_bytes:
-        return [_alone(n, gradient)]
-    elements = gradient.elements or 0
-    per_line = ALIGNMENT // gradient.itemsize  # elements in 64 bytes
-    most = max(1, chunk_bytes // ALIGNMENT) * per_line  # elements of a chunk
+def _cut(pack: Sequence[int], gradients: Sequence[GradientSize], pieces: int) -> List[Chunk]:
+    """Return some gradients, one after another, in equal chunks of a multiple of 64 bytes."""
+    elements = sum(gradients[n].elements or 0 for n in pack)
+    if (pieces == 1 and len(pack) == 1) or not elements:
+        return [_alone(pack[0], gradients[pack[0]])]
     # Chunks are equal, because a small last one would cost as many copies as a full one.
-    pieces = -(-elements // most)
+    itemsize = gradients[pack[0]].itemsize
+    per_line = ALIGNMENT // itemsize  # elements in 64 bytes
     size = -(-elements // pieces // per_line) * per_line
+    ranges_by_chunk: List[List[Range]] = [[]]
+    room = size  # elements that fit into the last one
+    for n in pack:
+        start = 0
+        while start < (gradients[n].elements or 0):
+            if not room:
+                ranges_by_chunk.append([])
+                room = size
+            stop = min(start + room, gradients[n].elements or 0)
+            ranges_by_chunk[-1].append(Range(n, start, stop))
+            room -= stop - start
+            start = stop
     chunks = []
-    for start in range(0, elements, size):
-        stop = min(start + size, elements)
-        chunks.append(Chunk((Range(n, start, stop),), (stop - start) * gradient.itemsize))
+    for ranges in ranges_by_chunk:
+        length = sum((span.stop or 0) - span.start for span in ranges)
+        chunks.append(Chunk(tuple(ranges), length * itemsize))
     return chunks

@@ -68,26 +68,27 @@ Schedule = Tuple[Move, ...]
 
 
 class Plan(NamedTuple):
-    """Schedules and a chunk size.
+    """Schedules, and which gradients share a chunk.
 
     Attributes:
         towers: K, the number of towers.
         schedules: S schedules; chunk c takes schedule c mod S.
         chunk_bytes: the size of chunks; 0 leaves each gradient alone and whole.
         algorithm: the algorithm's name, for reports.
-        pack_below: bytes below which gradients are packed; None: 0.4 × ``chunk_bytes``.
+        pack_below: bytes below which gradients are packed, up to ``chunk_bytes``.
         whole: whether gradients above ``chunk_bytes`` are not cut.
-        algorithm_of_last: the algorithm for the gradient that is ready last, if it is cut; empty:
-            as for all.
+        tapers: whether the last packed chunks are smaller.
+        chunks: the number of equal chunks of all gradients of a dtype; 0: by their bytes.
     """
 
     towers: int
     schedules: Tuple[Schedule, ...]
     chunk_bytes: int
     algorithm: str
-    pack_below: Optional[int] = None
+    pack_below: int
     whole: bool = False
-    algorithm_of_last: str = ""
+    tapers: bool = False
+    chunks: int = 0
 
 
 # ---- parts of a schedule -------------------------------------------------------------------------

@@ -2,18 +2,15 @@
 
 The rule sees K, and whether the towers are on CPU devices::
 
-    up to 4 GPUs      flat                 chunks of 4 MiB
-    from 5 GPUs       flat_hierarchical    chunks of 4 MiB; hierarchical for the last gradient, if
-                                           it is cut
+    up to 4 GPUs      flat                 chunks of 4 MiB; the last packed ones are smaller
+    from 5 GPUs       flat_hierarchical    as well
     CPU devices       flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 One sum for each chunk waits for the fewest copies. Its copies back need not all leave its root:
-through two groups fewer bytes do. The last gradient travels when nothing is left to compute. Then
-the bytes over slow links decide, so its sums go through two groups, too.
+through two groups fewer bytes do.
 
 Algorithms and the chunk size are from sweeps of emulated machines: ``benchmarks/sweep.py`` has the
-score, ``benchmarks/results/published/sweep`` the runs. The exception for the last gradient is from
-older ones, in ``benchmarks/results/archive``; ``earlier-bert_base`` is without it.
+score, ``benchmarks/results/published/sweep`` the runs.
 
 No rule knows how far the launching thread is ahead of the GPUs, and that decides which plan is the
 fastest. ``hier-allreduce tune`` measures it.
@@ -32,6 +29,8 @@ from .plan import Plan, Schedule, root_of
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK_BYTES = 4 * MIB
+# Two gradients or more below this size fit into a chunk.
+PACK_BELOW = int(0.4 * CHUNK_BYTES)
 MANY_TOWERS = 5
 
 
@@ -42,16 +41,9 @@ def rule(towers: int, on_cpu: bool = False) -> Plan:
         # benchmarks/results/cpu-plans.txt.
         schedules = schedules_of(BY_NAME["flat"], towers)
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
-    if towers < MANY_TOWERS:
-        return Plan(towers, schedules_of(BY_NAME["flat"], towers), CHUNK_BYTES, "flat")
-    schedules = schedules_of(BY_NAME["flat_hierarchical"], towers)
-    return Plan(
-        towers,
-        schedules,
-        CHUNK_BYTES,
-        "flat_hierarchical",
-        algorithm_of_last="hierarchical",
-    )
+    name = "flat" if towers < MANY_TOWERS else "flat_hierarchical"
+    schedules = schedules_of(BY_NAME[name], towers)
+    return Plan(towers, schedules, CHUNK_BYTES, name, PACK_BELOW, tapers=True)
 
 
 def scheduled(
@@ -60,29 +52,12 @@ def scheduled(
     """Return C chunks, each with its schedule."""
     if owned is not None:
         return _spread(chunks, plan.schedules, owned)
-    pieces = _pieces_of_last(chunks, plan.chunk_bytes) if plan.algorithm_of_last else []
-    of_last = schedules_of(BY_NAME[plan.algorithm_of_last], plan.towers) if pieces else ()
     # The roots rotate, so that no tower works more than the others.
     with_schedule = []
     for c, chunk in enumerate(chunks):
-        schedules = of_last if c in pieces else plan.schedules
-        with_schedule.append(chunk._replace(schedule=schedules[c % len(schedules)]))
+        schedule = plan.schedules[c % len(plan.schedules)]
+        with_schedule.append(chunk._replace(schedule=schedule))
     return with_schedule
-
-
-def _pieces_of_last(chunks: Sequence[Chunk], chunk_bytes: int) -> List[int]:
-    """Return the numbers of the chunks into which the last gradient is cut; none if it is not.
-
-    Gradients that become ready after it do not count, if they have less than ``chunk_bytes``.
-    """
-    after = 0
-    for chunk in reversed(chunks):
-        if len(chunk.ranges) == 1 and not chunk.ranges[0].is_whole:
-            return [c for c, piece in enumerate(chunks) if piece.first == chunk.first]
-        after += chunk.bytes
-        if after >= chunk_bytes:
-            break
-    return []
 
 
 def _spread(

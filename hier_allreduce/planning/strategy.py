@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple, Union
@@ -25,6 +26,7 @@ from .schedules import rule
 
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
+LEAST_CHUNK = 4096
 _WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
     "sparse": (AUTO, "rows", "dense"),
     "missing": ("error", "zeros"),
@@ -47,8 +49,8 @@ class Strategy:
             function ``(towers, chunk) -> moves`` that returns the :class:`.Reduce` and
             :class:`.Copy` moves of a chunk. ``"auto"``: by the rule, from the number of towers and
             whether they are CPU devices.
-        chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
-            None: by the rule. 0: each gradient travels alone and whole.
+        chunk_bytes: the size of chunks, 4096 or more: smaller gradients are packed up to it, larger
+            ones are cut. None: by the rule. 0: each gradient travels alone and whole.
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
@@ -61,6 +63,9 @@ class Strategy:
         wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
             gradients travel in 16 bits and are added in float32. A value above 65504 becomes
             infinite in float16.
+        chunks: in place of ``chunk_bytes``: the number of equal chunks that hold all dense
+            gradients of a dtype, one after another. With ``update="sharded"`` gradients are not
+            cut, and each root has about as many bytes.
         edges: whether control edges let a GPU's backward pass wait, before it is launched, for
             earlier sums on this GPU, where a graph takes them. False, or 0: none.
 
@@ -76,6 +81,7 @@ class Strategy:
     missing: str = "error"
     wire_dtype: Optional[str] = None
     edges: bool = True
+    chunks: Optional[int] = None
 
     def __post_init__(self) -> None:
         if not callable(self.algorithm) and self.algorithm not in ALGORITHMS:
@@ -93,10 +99,17 @@ class Strategy:
                 hint = configs.nearest(str(word), filter(None, words))
                 raise HierAllreduceError(f"{field}={word!r} is unknown{hint}")
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
-        for field in ("chunk_bytes", "main"):
+        for field in ("chunk_bytes", "main", "chunks"):
             integer = getattr(self, field)
             if integer is not None:
                 object.__setattr__(self, field, configs.whole_number(integer, field))
+        # Chunks below a page cost more than they carry, and a model would have millions of them.
+        if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
+            expected = f"0, or {LEAST_CHUNK} bytes or more"
+            raise HierAllreduceError(f"chunk_bytes={self.chunk_bytes}: expected {expected}")
+        if self.chunks is not None and (self.chunks < 1 or self.chunk_bytes is not None):
+            expected = "1 or more, and no chunk_bytes beside it"
+            raise HierAllreduceError(f"chunks={self.chunks}: expected {expected}")
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
             groups = []
@@ -171,10 +184,12 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
         if strategy.groups is not None:
             function = in_groups(strategy.groups, name)
         schedules = schedules_of(function, towers)
-        plan = plan._replace(algorithm=name, schedules=schedules, algorithm_of_last="")
+        plan = plan._replace(algorithm=name, schedules=schedules)
     if strategy.main is not None:
         schedules = with_root(plan.schedules, strategy.main, plan.algorithm)
-        plan = plan._replace(schedules=schedules, algorithm_of_last="")
-    if strategy.chunk_bytes is not None:
-        plan = plan._replace(chunk_bytes=strategy.chunk_bytes, pack_below=None, whole=False)
+        plan = plan._replace(schedules=schedules)
+    size = sys.maxsize if strategy.chunks else strategy.chunk_bytes
+    if size is not None:
+        plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
+        plan = plan._replace(chunks=strategy.chunks or 0)
     return plan

@@ -20,9 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from ..cluster.collectives import fingerprint
-from ..compat import add_control_edge, outside_control_flow, takes_control_edges, tf1
+from ..compat import add_control_edge, outer_graph, outside_control_flow, tf1
 from ..errors import HierAllreduceError
-from ..graph import copy_from_tower_0
+from ..graph.collectives import broadcast as copies_of
+from ..graph.lead import may_have_session
 from ..graph.names import where
 from .options import Options
 from .replicas import Names, kept, names_of
@@ -84,11 +85,11 @@ def watch(trained: Iterable[Column] = ()) -> None:
 
     Initializers of slots do not, because a warm restart leaves the towers equal.
     """
-    graph = tf1.get_default_graph()
+    graph = outer_graph()
+    # A session that exists would not see the edges.
+    if may_have_session(graph):
+        return
     with outside_control_flow():
-        # A session that exists would not see the edges.
-        if not takes_control_edges():
-            return
         restores = [op for op in graph.get_operations() if op.type == "RestoreV2"]
         initializers = [var.initializer for column in trained for var in column]
         ops = [op for op in [*restores, *initializers] if op is not None]
@@ -128,7 +129,7 @@ def broadcast(
         with _device_of(column[0]):
             on_tower_0.append(column[0].read_value())
     ends = [_assert_equal(unsaid)] if unsaid else []
-    for column, values in zip(columns, zip(*copy_from_tower_0(on_tower_0, devices))):
+    for column, values in zip(columns, zip(*copies_of(on_tower_0, devices))):
         for var, new_value in zip(column[1:], values[1:]):
             with _device_of(var):
                 ends.append(var.assign(new_value).op)

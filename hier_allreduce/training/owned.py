@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ..compat import slots_in_any_scope, tensor_of, tf1
 from ..errors import HierAllreduceError
-from ..graph import copy_from_roots
+from ..graph import all_gather
 from ..graph.names import where
 from ..needs import needed_by
 from ..planning.chunks import OwnedBytes
@@ -89,7 +89,7 @@ def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
         for n, root in sorted(roots.items())
     ]
     ends, added = _called(optimizer, pairs, {})
-    return Applied(ends, added, reduced, (), roots, lambda values: copy_from_roots(values, layout))
+    return Applied(ends, added, reduced, (), roots, lambda values: all_gather(values, layout))
 
 
 def _owned_bytes(optimizer: Any, towers: Towers) -> OwnedBytes:

@@ -22,7 +22,7 @@ import tensorflow as tf
 from ..compat import forget_colocation, in_current_graph, is_resource, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
-from ..graph import copy_from_tower_0
+from ..graph import broadcast
 from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
 from ..graph.names import where
 from .equality import flags_of, watch
@@ -274,6 +274,6 @@ def _copies(
     if partly:
         values = [reads.new_value(column[0], devices[0], uses, applied.ends) for column in partly]
         owners = dict.fromkeys(range(len(partly)), 0)
-        copied = copy_from_tower_0(values, devices)
+        copied = broadcast(values, devices)
         assigned += reads.assign_copies(partly, owners, copied, devices)
     return assigned

@@ -11,9 +11,10 @@ import yaml
 from helpers.project import TOP
 
 import hier_allreduce
+import hier_allreduce_tools
 from hier_allreduce import HierAllreduceError
-from hier_allreduce_tools.entry import main
 from hier_allreduce.planning.algorithms import schedules_of
+from hier_allreduce_tools.entry import main
 
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
 PAGES = [
@@ -61,7 +62,8 @@ WITH_NAMES = sorted({*PAGES} - {"docs/reference/api.md"})
 
 @pytest.mark.parametrize("page", [*WITH_NAMES, "Makefile", ".ci/test-compat", ".ci/run"])
 def test_files_and_names_on_pages_exist(page):
-    folders = (TOP, TOP / "hier_allreduce", TOP / "docs", (TOP / page).parent)
+    package, tools = TOP / "hier_allreduce", TOP / "tools" / "hier_allreduce_tools"
+    folders = (TOP, package, tools, TOP / "docs", (TOP / page).parent)
     for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
         assert "NAME" in name or any((folder / name).exists() for folder in folders), (
             f"{page} names {name}"
@@ -178,7 +180,8 @@ def test_every_public_name_is_in_the_api_reference():
     page = text_of("docs/reference/api.md")
     named = set(re.findall(r"^<!-- reference: .*?\.(\w+) -->$", page, re.MULTILINE))
     errors = {name for name in hier_allreduce.__all__ if name.endswith("Error")}
-    assert {*hier_allreduce.__all__} - errors | {"errors"} <= named
+    public = {*hier_allreduce.__all__, *hier_allreduce_tools.__all__} - {"main"}
+    assert public - errors | {"errors"} <= named
     assert errors <= set(re.findall(r"^### class (\w+)$", page, re.MULTILINE))
 
 
@@ -199,7 +202,8 @@ def test_the_page_for_contributors_names_folders_and_code_that_exist():
     page = text_of("CONTRIBUTING.md")
     for folder in (path.parent.name for path in (TOP / "hier_allreduce").glob("*/__init__.py")):
         assert f"{folder}/" in page or f" {folder} " in page
-    sources = (TOP / "hier_allreduce").rglob("*.py")
+    folders = (TOP / "hier_allreduce", TOP / "tools")
+    sources = [path for folder in folders for path in folder.rglob("*.py")]
     words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
     names = re.findall(r"`([A-Za-z_]\w*)`", page)
     assert len(names) > 20 and [name for name in names if name not in words] == []

@@ -334,7 +334,7 @@ def test_a_function_reads_tensors_that_have_values_and_those_around_it():
             (row, _) = allreduce_grads([[grad, outside]] * 2, ["/cpu:0", "/cpu:1"])
             return row
 
-        return tf.cond(grad[0] > 0, within, lambda: (grad, outside))
+        return tf.cond(grad[0] > 0, within, lambda: [grad, outside])
 
     assert [total.numpy().tolist() for total in reduce(tf.ones([3]))] == [[2, 2, 2]] * 2
 
@@ -398,11 +398,16 @@ def test_eagerly_the_checks_are_the_same():
 # ---- pairs ---------------------------------------------------------------------------------------
 
 
-def named(names):
-    """Rows of (gradient, variable) for variables of these names; one name is one variable."""
+def named(names, made_in_order_of=list):
+    """Rows of (gradient, variable) for variables of these names; one name is one variable.
+
+    Each tower makes its variables in an order of the names of its row.
+    """
     made = {}
-    for name in sorted(set().union(*names)):
-        made[name] = tf1.get_variable(name, [2], use_resource=True)
+    for row in names:
+        for name in made_in_order_of(row):
+            if name not in made:
+                made[name] = tf1.get_variable(name, [2], use_resource=True)
     return for_each(lambda name: (tf.identity(made[name]), made[name]), names)
 
 
@@ -418,18 +423,22 @@ ORDERS = [
     [["gpu_0/t1/w", "gpu_0/t2/w"], ["gpu_1/t2/w", "gpu_1/t1/w"]],
     [["t1/w", "t2/w"], ["t2/w", "t1/w"]],
     [["tower0/t1/w", "shared", "tower0/t2/w"], ["tower1/t2/w", "shared", "tower1/t1/w"]],
-    # layers of one kind, without scopes: the numbers tell the order
+    # layers of one kind, without scopes
     [["dense/k", "dense_1/k", "dense_2/k"], ["dense_5/k", "dense_4/k", "dense_3/k"]],
     [["dense/k", "dense_2/k", "dense_8/k"], ["dense_13/k", "dense_11/k", "dense_12/k"]],
     [["net/fc/k", "net/fc_1/k"], ["net_1/fc_1/k", "net_1/fc/k"]],
     [["a/k", "a_1/k", "w", "w_1"], ["a_3/k", "a_2/k", "w_2", "w_1_1"]],
+    [["conv2d/k", "conv2d_1/k", "conv2d_2/k"], ["conv2d_5/k", "conv2d_3/k", "conv2d_4/k"]],
+    [["fc6/k", "fc6_1/k"], ["fc6_3/k", "fc6_2/k"]],
+    [["tower0/conv1d/k", "tower0/conv1d_1/k"], ["tower1/conv1d_3/k", "tower1/conv1d_2/k"]],
+    [["res2net/k", "res2net_1/k", "shared"], ["res2net_3/k", "res2net_2/k", "shared"]],
     [["tower0/w_2", "tower0/w_1_1"], ["tower1/w_1_1", "tower1/w_2"]],
 ]
 
 
 @pytest.mark.parametrize("names", ORDERS)
 def test_variables_in_another_order_on_a_tower_are_an_error(graph, names):
-    pairs = named(names)
+    pairs = named(names, made_in_order_of=sorted)
     raises(
         ["tower 1 (/cpu:1), variable 0", "tower 0 has ", IN_ORDER],
         allreduce_grads_and_vars,
@@ -459,6 +468,9 @@ NAMES = [
         [["fc/k", "fc_2/k", "fc_10/k"], ["fc_1/k", "fc_3/k", "fc_11/k"]],
         ["fc/k", "fc_2/k", "fc_10/k"],
     ),
+    # in an order of the user, which is one on both towers; and beside a variable of all towers
+    ([["b/k", "a/k"], ["b_1/k", "a_1/k"]], ["b/k", "a/k"]),
+    ([["a", "shared", "a_1"], ["a_2", "shared", "a_3"]], ["a", "shared", "a_1"]),
 ]
 
 

@@ -10,16 +10,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, session, tf1
+from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, tf1
+from helpers.models import gradients
 from helpers.rows import powers_of_two
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import all_reduces
-from hier_allreduce.planning.algorithms import flat_hierarchical, hierarchical, schedules_of
-from hier_allreduce.planning.plan import root_of
+from hier_allreduce.planning.algorithms import hierarchical, tree
 
 VALUES = powers_of_two(towers=8, variables=9)
-MB = 1_000_000 // 4  # elements of float32
 
 
 def in_two_quads(all_grads, devices, average=False):
@@ -135,73 +134,72 @@ def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
         assert value.tolist() == [total, total]
 
 
-@pytest.mark.parametrize("name", ["chainer", "megengine"])
-def test_presets_that_pack_share_chunks(graph, name):
-    values = [np.ones([size], "float32") for size in (9, 300, 1000)]
-    rows = gradients_on(gpus_or_cpus(4), [values] * 4)
-    allreduce_grads(rows, gpus_or_cpus(4), strategy=name)
-    (call,) = all_reduces(graph)
-    assert [len(tensor.variables) for tensor in call.tensors] == [3]
-    if name == "chainer":  # one main, and None counts as zeros
-        assert call.tensors[0].schedule[0] == Reduce((1, 2, 3), 0)
-        allreduce_grads([[tf1.placeholder("float32", [3])], [None]], gpus_or_cpus(2), strategy=name)
+# ---- presets, at the size of models --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "megabytes, towers, strategy, cut_last",
-    [
-        ([100, 100], 8, None, 0),
-        ([100, 100], 5, None, 0),
-        ([1, 100, 100], 8, None, 1),
-        ([5, 200], 8, None, 0),
-        ([3, 3, 200], 8, None, None),  # the cut one is not the last
-        ([3, 3], 8, None, None),  # none is cut
-        ([100, 100], 4, None, None),
-        ([100, 100], 8, "flat_hierarchical", None),
-        ([100, 100], 8, Strategy(main=4), None),
-        ([100, 100], 8, Strategy(chunk_bytes=0), None),
-        ([100, 100], 8, Strategy(chunk_bytes=1 << 20), 0),
-    ],
-)
-def test_on_gpus_the_last_gradient_goes_through_two_groups(
-    graph, megabytes, towers, strategy, cut_last
-):
-    devices = [f"/gpu:{tower}" for tower in range(towers)]
-    rows = []
-    for device in devices:
-        with tf.device(device):
-            rows.append([tf1.placeholder("float32", [size * MB]) for size in megabytes])
-    allreduce_grads(rows, devices, strategy=strategy)
-    (call,) = all_reduces(graph)
-    by_groups = schedules_of(hierarchical, towers)
-    through_groups: set = set()
-    roots: Counter = Counter()
-    for tensor in call.tensors:
-        if tensor.schedule in by_groups:
-            through_groups.update(tensor.variables)
-            roots[root_of(tensor.schedule)] += 1
-    expected = set() if cut_last is None else {rows[0][cut_last].op.name}
-    assert through_groups == expected
-    assert len(roots) == min(towers, sum(roots.values()))  # every tower has its share
+def sent_by(preset, model, towers=8):
+    """Return the tensors that a preset sends for a model's gradients, and their bytes, in a row."""
+    with tf.Graph().as_default() as graph:
+        devices = [f"/gpu:{tower}" for tower in range(towers)]
+        rows = []
+        for device in devices:
+            with tf.device(device):
+                vectors = [[gradient.elements] for gradient in gradients(model)]
+                rows.append([tf1.placeholder("float32", shape, name="g") for shape in vectors])
+        allreduce_grads(rows, devices, strategy=preset)
+        bytes_by_name = {grad.op.name: 4 * grad.shape.num_elements() for grad in rows[0]}
+        return all_reduces(graph)[0].tensors, bytes_by_name
 
 
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("towers", [5, 6, 8])
-def test_the_last_gradient_has_the_same_sums(graph, monkeypatch, towers, average):
-    monkeypatch.setattr("hier_allreduce.planning.schedules.CHUNK_BYTES", 256)
-    devices = [f"/gpu:{tower}" for tower in range(towers)]
-    sizes = (3, 1000, 5, 200)
-    values = []
-    for tower in range(towers):
-        values.append([np.arange(size, dtype="float32") + 2.0**tower for size in sizes])
-    reduced = allreduce_grads(gradients_on(gpus_or_cpus(towers), values), devices, average)
-    schedules = {tensor.schedule for tensor in all_reduces(graph)[0].tensors}
-    assert schedules & set(schedules_of(hierarchical, towers))
-    assert schedules & set(schedules_of(flat_hierarchical, towers))
-    expected = [sum(row[n] for row in values) / (towers if average else 1) for n in range(4)]
-    with session(allow_soft_placement=True) as sess:  # there may be CPU devices only
-        results = sess.run(reduced)
-    for row in results:
-        for value, wanted, on_tower_0 in zip(row, expected, results[0]):
-            np.testing.assert_allclose(value, wanted, rtol=1e-6)
-            np.testing.assert_array_equal(value, on_tower_0)
+@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+def test_chainer_reduces_one_buffer_to_the_main(model):
+    (buffer,), bytes_by_name = sent_by("chainer", model)
+    others = tuple(range(1, 8))
+    assert sorted(buffer.variables) == sorted(bytes_by_name)
+    assert buffer.bytes == sum(bytes_by_name.values())
+    assert buffer.schedule == (Reduce(others, 0), *(Copy(0, dst) for dst in others))
+
+
+def test_a_missing_gradient_counts_as_zeros_for_chainer(graph):
+    rows = [[tf1.placeholder("float32", [3])], [None]]
+    assert len(allreduce_grads(rows, gpus_or_cpus(2), strategy="chainer")) == 2
+
+
+@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+def test_megengine_packs_up_to_10_mib_in_the_order_of_readiness(model):
+    most = 10 << 20
+    sent, bytes_by_name = sent_by("megengine", model)
+    expected: list = [[]]
+    size = 0
+    for name, length in reversed(list(bytes_by_name.items())):
+        if length < most:  # larger ones are alone, and cut
+            if size + length > most:
+                expected.append([])
+                size = 0
+            expected[-1].append(name)
+            size += length
+    packs = [list(tensor.variables) for tensor in sent if bytes_by_name[tensor.variables[0]] < most]
+    assert packs == expected
+    assert all(tensor.bytes <= most for tensor in sent)
+    assert len({tensor.root for tensor in sent}) == 8
+
+
+@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+@pytest.mark.parametrize("preset", ["muji", "tensorpack"])
+def test_each_variable_travels_alone(preset, model):
+    sent, bytes_by_name = sent_by(preset, model)
+    assert [tensor.variables for tensor in sent] == [(name,) for name in bytes_by_name]
+    algorithm = {"muji": lambda n: tree(8, 0), "tensorpack": lambda n: hierarchical(8, n)}[preset]
+    assert [list(tensor.schedule) for tensor in sent] == [algorithm(n) for n in range(len(sent))]
+
+
+@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+def test_tensorpacks_packed_mode_has_8_equal_parts(model):
+    sent, bytes_by_name = sent_by("tensorpack_packed", model)
+    assert [list(tensor.schedule) for tensor in sent] == [hierarchical(8, n) for n in range(8)]
+    sizes = [tensor.bytes for tensor in sent]
+    assert sum(sizes) == sum(bytes_by_name.values())
+    assert max(sizes) - min(sizes) < 8 * 64
+    # one after another: a gradient that is cut ends one part and begins the next
+    in_order = [name for tensor in sent for name in tensor.variables]
+    assert list(dict.fromkeys(in_order)) == list(bytes_by_name)[::-1]

@@ -1,6 +1,5 @@
 """Optimizers as users write them: with state beside slots, wrapped, clipping, choosing by name."""
 
-import collections
 import functools
 import re
 import sys

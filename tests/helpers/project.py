@@ -1,16 +1,13 @@
-"""What pyproject.toml says."""
+"""What setup.cfg says."""
 
-import sys
+import configparser
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TOP = Path(__file__).parents[2]
 
 
-def pyproject():
-    """Return the content of pyproject.toml."""
-    return tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
+def setup_cfg(folder=TOP):
+    """Return the sections of the setup.cfg in a folder."""
+    settings = configparser.ConfigParser()
+    settings.read(str(folder / "setup.cfg"), encoding="utf-8")
+    return settings

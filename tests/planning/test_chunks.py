@@ -8,14 +8,21 @@ from hypothesis import strategies as st
 from hier_allreduce.planning.algorithms import flat, hierarchical, schedules_of
 from hier_allreduce.planning.chunks import GradientSize, OwnedBytes, Range, chunks_of
 from hier_allreduce.planning.plan import Plan
-from hier_allreduce.planning.schedules import scheduled
+from hier_allreduce.planning.schedules import rule, scheduled
+from hier_allreduce.planning.strategy import Strategy, plan_for
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def of(*sizes, dtype="float32", **fields):
     """Return gradients of so many KiB."""
     return [GradientSize(size * 256, 4, dtype, **fields) for size in sizes]
+
+
+def plan_of(chunk_bytes, pack_below=None, **fields):
+    """Return a plan of one schedule with such chunks."""
+    most = chunk_bytes if pack_below is None else pack_below
+    return Plan(1, ((),), chunk_bytes, "flat", most, **fields)
 
 
 def numbers(chunks):
@@ -39,7 +46,8 @@ UNKNOWN, TEXT = (
         (of(1, 100, 1), 50, [[1], [1], [2, 0]]),
         (of(30, 30, 30), 100, [[2, 1, 0]]),
         (of(39, 39, 39), 100, [[2, 1], [0]]),
-        (of(41, 41, 41), 100, [[2], [1], [0]]),
+        (of(51, 51, 51), 100, [[2], [1], [0]]),
+        (of(9, 99, 1, 100), 100, [[3], [2, 1], [0]]),
         (of(1, 1) + of(1, 1, dtype="float16"), 9, [[3, 2], [1, 0]]),
         ([*of(1, 1), UNKNOWN, TEXT, *of(1)], 9, [[3], [2], [4, 1, 0]]),
         (of(100, 1), 0, [[0], [1]]),
@@ -51,7 +59,8 @@ UNKNOWN, TEXT = (
         "late pack",
         "packed",
         "full",
-        "alone",
+        "no room",
+        "filled",
         "dtypes",
         "unpackable",
         "whole",
@@ -60,11 +69,21 @@ UNKNOWN, TEXT = (
     ],
 )
 def test_small_gradients_are_packed_and_large_ones_cut(sizes, chunk_kib, expected):
-    assert numbers(chunks_of(sizes, chunk_kib * KIB)) == expected
+    assert numbers(chunks_of(sizes, plan_of(chunk_kib * KIB))) == expected
 
 
-def test_the_last_packed_chunks_are_smaller():
-    chunks = chunks_of(of(*[64] * 256), 4096 * KIB)
+@pytest.mark.parametrize(
+    "mib, expected", [(10, 12), (16, 8), (32, 4), (64, 2), (128, 1), (1 << 20, 1)]
+)
+def test_a_users_chunks_are_filled(mib, expected):
+    """ResNet-50 has 97.5 MiB."""
+    chunks = chunks_of(gradients("resnet50"), plan_for(Strategy(chunk_bytes=mib * MIB), 8))
+    assert len(chunks) == expected
+    assert all(chunk.bytes <= mib * MIB for chunk in chunks)
+
+
+def test_by_the_rule_the_last_packed_chunks_are_smaller():
+    chunks = chunks_of(of(*[64] * 256), rule(8))
     sizes = [chunk.bytes // KIB for chunk in chunks]
     assert sum(sizes) == 256 * 64
     assert sizes[0] == 4096
@@ -73,12 +92,9 @@ def test_the_last_packed_chunks_are_smaller():
 
 
 def test_whole_gradients_are_packed_below_a_size_only():
-    assert numbers(chunks_of(of(900, 70, 1, 1), 100 * KIB, pack_below=64 * KIB, whole=True)) == [
-        [3, 2],
-        [1],
-        [0],
-    ]
-    assert chunks_of(of(900), KIB, whole=True)[0].ranges == (Range(0, 0, None),)
+    plan = plan_of(100 * KIB, pack_below=64 * KIB, whole=True)
+    assert numbers(chunks_of(of(900, 70, 1, 1), plan)) == [[3, 2], [1], [0]]
+    assert chunks_of(of(900), plan_of(KIB, whole=True))[0].ranges == (Range(0, 0, None),)
 
 
 @given(
@@ -92,7 +108,7 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
         GradientSize(elements, itemsize, f"f{itemsize}", packable)
         for elements, itemsize, packable in sizes
     ]
-    chunks = chunks_of(grads, chunk_bytes)
+    chunks = chunks_of(grads, plan_of(chunk_bytes))
     covered: dict = {number: [(0, 0)] for number in range(len(grads))}
     for chunk in chunks:
         assert len({grads[part.gradient].dtype for part in chunk.ranges}) == 1
@@ -108,9 +124,9 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
 
 def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
-    chunks = chunks_of(grads, 4 << 20, whole=True)
+    plan = Plan(8, schedules_of(flat, 8), 4 * MIB, "flat", 2 * MIB, whole=True)
+    chunks = chunks_of(grads, plan)
     owned = OwnedBytes([gradient.bytes for gradient in grads], [0] * 8)
-    plan = Plan(8, schedules_of(flat, 8), 4 << 20, "flat")
     loads = [0] * 8
     roots = [chunk.root for chunk in scheduled(chunks, plan, owned)]
     for chunk, root in zip(chunks, roots):

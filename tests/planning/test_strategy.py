@@ -21,6 +21,7 @@ def test_the_shipped_strategies_load_and_have_plans():
         "muji",
         "sixteen_bit",
         "tensorpack",
+        "tensorpack_packed",
     ]
     for name in configs.presets("strategies"):
         assert strategy_from(name) == Strategy.load(name) != Strategy()
@@ -58,6 +59,9 @@ def test_a_file_loads(tmp_path, encoding):
         ("- flat", "expected `key: value` lines"),
         ("algorithm: [", "not readable as YAML"),
         ("chunk_bytes: -1", "chunk_bytes=-1: expected a whole number of 0 or more"),
+        ("chunk_bytes: 4095", "chunk_bytes=4095: expected 0, or 4096 bytes or more"),
+        ("chunks: 0", "chunks=0: expected 1 or more"),
+        ("chunks: 8\nchunk_bytes: 4096", "chunks=8: expected 1 or more, and no chunk_bytes"),
         ("chunk_bytes: 10MB", "chunk_bytes='10MB': expected"),
         ("main: true", "main=True: expected"),
         ("mains: 0", "'mains' is unknown; did you mean 'main'"),
@@ -103,9 +107,9 @@ def test_groups_of_groups_are_an_error():
 def test_numbers_of_numpy_are_numbers():
     numbers: Any = np.arange(4)
     strategy = Strategy(
-        "hierarchical", chunk_bytes=numbers[3], main=numbers[2], groups=numbers.reshape(2, 2)
+        "hierarchical", chunk_bytes=numbers[3] << 12, main=numbers[2], groups=numbers.reshape(2, 2)
     )
-    assert strategy == Strategy("hierarchical", 3, ((0, 1), (2, 3)), 2)
+    assert strategy == Strategy("hierarchical", 3 << 12, ((0, 1), (2, 3)), 2)
     assert {type(number) for group in strategy.groups or () for number in group} == {int}
 
 
@@ -118,33 +122,31 @@ def test_a_name_or_nothing_is_a_strategy():
 MIB = 1 << 20
 
 
+PACKED = int(0.4 * 4 * MIB)
+
+
 @pytest.mark.parametrize(
     "strategy, on_cpu, expected",
     [
-        (Strategy(), False, ("flat_hierarchical", 4 * MIB, None, False)),
-        (Strategy(), True, ("flat", 10 * MIB, 64 << 10, True)),
-        (Strategy("tree"), True, ("tree", 10 * MIB, 64 << 10, True)),
-        (Strategy("tree", chunk_bytes=0), True, ("tree", 0, None, False)),
-        (Strategy(chunk_bytes=MIB), False, ("flat_hierarchical", MIB, None, False)),
-        (Strategy("flat"), False, ("flat", 4 * MIB, None, False)),
-        (
-            Strategy("flat_hierarchical", chunk_bytes=3 * MIB),
-            False,
-            ("flat_hierarchical", 3 * MIB, None, False),
-        ),
-        (Strategy(tree, chunk_bytes=0), True, ("tree", 0, None, False)),
+        (Strategy(), False, ("flat_hierarchical", 4 * MIB, PACKED, False, True)),
+        (Strategy(), True, ("flat", 10 * MIB, 64 << 10, True, False)),
+        (Strategy("tree"), True, ("tree", 10 * MIB, 64 << 10, True, False)),
+        (Strategy("tree", chunk_bytes=0), True, ("tree", 0, 0, False, False)),
+        (Strategy(chunk_bytes=MIB), False, ("flat_hierarchical", MIB, MIB, False, False)),
+        (Strategy("flat"), False, ("flat", 4 * MIB, PACKED, False, True)),
+        (Strategy(tree, chunk_bytes=0), True, ("tree", 0, 0, False, False)),
     ],
 )
 def test_a_strategy_selects_a_plan(strategy, on_cpu, expected):
     plan = plan_for(strategy, 8, on_cpu)
-    assert (plan.algorithm, plan.chunk_bytes, plan.pack_below, plan.whole) == expected
+    found = (plan.algorithm, plan.chunk_bytes, plan.pack_below, plan.whole, plan.tapers)
+    assert found == expected
 
 
 @pytest.mark.parametrize("towers", [2, 3, 4, 5, 6, 8])
 def test_five_towers_or_more_copy_back_through_two_groups(towers):
     plan = plan_for(Strategy(), towers)
-    expected = ("flat_hierarchical", "hierarchical") if towers >= 5 else ("flat", "")
-    assert (plan.algorithm, plan.algorithm_of_last) == expected
+    assert plan.algorithm == ("flat_hierarchical" if towers >= 5 else "flat")
     assert (plan.chunk_bytes, plan.whole) == (4 * MIB, False)
 
 

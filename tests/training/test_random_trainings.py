@@ -68,7 +68,7 @@ def trainings(draw):
         "wrapper": draw(st.sampled_from(sorted(WRAPPERS))),
         "names": draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True)),
         "algorithm": draw(st.sampled_from(["auto", "hierarchical", "tree", chain])),
-        "chunk_bytes": draw(st.sampled_from([None, 0, 16])),
+        "chunk_bytes": draw(st.sampled_from([None, 0])),
         "average": draw(st.booleans()),
         "has_unused": draw(st.booleans()),
     }

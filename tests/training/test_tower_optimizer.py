@@ -71,7 +71,7 @@ def state(sess, rows):
 
 
 @UPDATES
-@pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(chain, chunk_bytes=4)])
+@pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(chain, chunk_bytes=0)])
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update, strategy=strategy)
     rows = [[*row, (None, unused)] for row, unused in zip(towers(), later("unused"))]

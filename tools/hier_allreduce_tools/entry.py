@@ -15,6 +15,7 @@ from typing import List, Optional
 from hier_allreduce import configs
 from hier_allreduce._version import __version__
 from hier_allreduce.errors import HierAllreduceError
+
 from . import doctor, tune
 from .options import Parser
 

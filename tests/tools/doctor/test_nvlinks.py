@@ -15,8 +15,8 @@ from helpers.nvidia_smi import table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce_tools.doctor.nvlinks import linked_groups, read_table
 from hier_allreduce.errors import HierAllreduceError
+from hier_allreduce_tools.doctor.nvlinks import linked_groups, read_table
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
 

@@ -13,6 +13,7 @@ from hier_allreduce._version import __version__
 from hier_allreduce.configs import decoded, read_text
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.formatting import amount, count, table
+
 from .copies import copy_all, faults, report
 from .facts import Facts, gather
 from .nvidia_smi import ask_nvidia_smi, groups_of

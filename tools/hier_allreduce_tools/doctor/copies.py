@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from hier_allreduce._lazy import require
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.formatting import rounded, table
+
 from .causes import cause_of_end
 
 Pair = Tuple[str, str]

@@ -8,6 +8,7 @@ import subprocess
 from typing import List, NamedTuple, Optional, Tuple
 
 from hier_allreduce.errors import HierAllreduceError
+
 from .nvlinks import Groups, linked_groups, read_table
 
 _PATIENCE = 60  # seconds for one call; without the persistence daemon it starts the driver first

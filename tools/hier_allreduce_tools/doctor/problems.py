@@ -10,6 +10,7 @@ from typing import Iterator, List
 from hier_allreduce._lazy import advice, keras_2_install
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.formatting import count
+
 from .facts import Facts
 from .nvidia_smi import visible_gpus
 from .nvlinks import read_table
