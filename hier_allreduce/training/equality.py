@@ -43,24 +43,17 @@ class Flag(NamedTuple):
     devices: Tuple[Any, ...]
     names: Tuple[Names, ...]
 
-    def take(self) -> Any:
-        """Return the op that a step begins with; it fails if the towers are not equal."""
-        return self._destroyed(_TAKE, is_needed=True)
-
-    def clear(self) -> Any:
-        """Return an op after which no step trains."""
-        return self._destroyed("hier_allreduce/towers_may_differ", is_needed=False)
+    def take(self, is_needed: bool = True) -> Any:
+        """Return an op after which no step trains; a step needs the flag, and else fails."""
+        with tf1.device("/cpu:0"):
+            return tf.raw_ops.DestroyResourceOp(
+                resource=self._handle(), ignore_lookup_error=not is_needed, name=_TAKE
+            )
 
     def give(self) -> Any:
         """Return an op after which a step may train."""
         with tf1.device("/cpu:0"):
             return tf.raw_ops.AssignVariableOp(resource=self._handle(), value=tf.constant(True))
-
-    def _destroyed(self, name: str, is_needed: bool) -> Any:
-        with tf1.device("/cpu:0"):
-            return tf.raw_ops.DestroyResourceOp(
-                resource=self._handle(), ignore_lookup_error=not is_needed, name=name
-            )
 
     def _handle(self) -> Any:
         # It is in no collection, so that nothing else initializes or saves it.
@@ -94,7 +87,7 @@ def watch(trained: Iterable[Column] = ()) -> None:
         initializers = [var.initializer for column in trained for var in column]
         ops = [op for op in [*restores, *initializers] if op is not None]
         for flag in kept().flags if ops else ():
-            cleared = flag.clear()
+            cleared = flag.take(is_needed=False)
             for op in ops:
                 add_control_edge(cleared, op)
 

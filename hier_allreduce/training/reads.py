@@ -37,6 +37,8 @@ _WRITES = (
 # TensorFlow takes these apart before a step: an edge from one waits for the choice of its branch,
 # and not for what is in it.
 _TAKEN_APART = ("If", "StatelessIf", "Case", "StatelessCase")
+# What some tower's reads are made of, and nothing that is computed of its batch.
+WITHOUT_BATCH = (*_READS, *_PASS_ON, "VarHandleOp", "VariableV2", "Variable", "Const")
 _MAKE = ("VarHandleOp", "Placeholder", "VariableV2", "Variable")  # in a function: a placeholder
 # Of these stateful ops a second one changes nothing.
 _WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "PrintV2", "CheckNumerics", "CheckNumericsV2")
@@ -216,12 +218,6 @@ def first_uses(ops: Set[Any]) -> List[Any]:
         if takes and op.type not in _WITHOUT_VALUE:
             first.append(op)
     return first
-
-
-def has_batch(op: Any) -> bool:
-    """Return whether an op of a tower may compute with its batch, and not read a variable only."""
-    is_read = op.type in (*_READS, *_PASS_ON, *_MAKE[:1], *_MAKE[2:], "Const")
-    return not is_read and any(tensor.dtype != tf.resource for tensor in op.outputs)
 
 
 def states_among(ops: Iterable[Any]) -> List[str]:

@@ -208,7 +208,9 @@ def belongings(
     known: Sequence[Column], devices: Sequence[Any], scopes: Optional[Sequence[str]] = None
 ) -> Belongings:
     """Return the columns of the current graph, by whose they are."""
-    in_model = {var.op.name for var in _of_model()}
+    keys = tf1.GraphKeys
+    collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
+    in_model = {var.op.name for key in collections for var in tf1.get_collection(key)}
     written = {**names_of(known), **kept().written[tuple(devices)]}
     found = Belongings([], [], [], [])
     columns = columns_of(known, devices, scopes)
@@ -226,12 +228,6 @@ def belongings(
     copied = {var.op.name for column in [*columns, *columns_elsewhere(devices)] for var in column}
     found.alone.extend(name for name in kept().read if name in in_model and name not in copied)
     return found
-
-
-def _of_model() -> List[Any]:
-    keys = tf1.GraphKeys
-    collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
-    return list(itertools.chain(*map(tf1.get_collection, collections)))
 
 
 def columns_elsewhere(devices: Sequence[Any]) -> List[Column]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Set
 
+import tensorflow as tf
+
 from ..compat import outer_graph, tensor_of
 from ..errors import HierAllreduceError
 from ..graph.names import where
 from ..graph.record import all_reduces
 from ..needs import needed_by
 from .reads import (
+    WITHOUT_BATCH,
     Uses,
-    has_batch,
     may_write,
     ops_of_gradients,
     outer_ops,
@@ -46,31 +48,40 @@ class Sources:
             for source, ops in self._uses.items()
         }
 
-    def check_update(self, ends: Sequence[Any], uses: Uses, known: Set[Any], name: str) -> None:
+    def check(
+        self, ends: Sequence[Any], uses: Uses, columns: Sequence[Column], optimizer: str
+    ) -> None:
         """Check that an update uses no result of some towers only, nor a variable that they write.
 
+        And that what it writes has copies, if only some towers read it.
+
         Args:
-            ends: the update's last ops, or tensors.
+            ends: its last ops, or tensors.
             uses: its ops that use a variable.
-            known: the ops that make variables of which every tower has a copy.
-            name: the optimizer's class.
+            columns: variables of which every tower has a copy.
+            optimizer: its class.
         """
-        towers: Set[int] = set()
+        copied = {tensor_of(var).op for column in columns for var in column}
         found = self._found(ends, uses)
-        for op in found:
-            towers |= self._towers_by_op[op]
+        towers: Set[int] = set().union(*map(self._towers_by_op.__getitem__, found))
         fault = ""
         # What is computed of all towers, such as their mean loss, belongs to none.
         if 0 < len(towers) < len(self._devices):
             fault = f"the update uses {min(op.name for op in found)!r}"
-        for source, ops in self._uses.items():
-            if source in uses and source not in known and any(map(may_write, ops)):
-                fault = f"the update uses {source.name!r}, which gradients write"
-                towers = self._towers_by_op[ops[0]]
+        for source, readers in self.read().items():
+            if source in copied or source not in uses:
+                continue
+            if any(map(may_write, self._uses[source])):
+                fault, towers = f"the update uses {source.name!r}, which gradients write", readers
+            elif any(map(may_write, uses[source])) and len(readers) < len(self._devices):
+                raise HierAllreduceError(
+                    f"{where(min(readers), self._devices)}: the update writes {source.name!r},"
+                    f" which only this tower's gradients read; {WITHOUT_COPIES}"
+                )
         if fault:
             raise HierAllreduceError(
-                f"{name}: {fault}, of {where(min(towers), self._devices)} only, and would take it"
-                " for that of all. Compute it in apply_gradients, from the reduced gradients, or"
+                f"{optimizer}: {fault}, of {where(min(towers), self._devices)} only, and would take"
+                " it for that of all. Compute it in apply_gradients, from the reduced gradients, or"
                 " before the towers, or from all towers'"
             )
 
@@ -88,19 +99,9 @@ class Sources:
             if op in seen or op.name.startswith(all_reduced):
                 continue
             seen.add(op)
-            if op in self._towers_by_op and has_batch(op):
+            is_handle = all(tensor.dtype == tf.resource for tensor in op.outputs)
+            if op in self._towers_by_op and op.type not in WITHOUT_BATCH and not is_handle:
                 found.append(op)
                 continue
             waiting += [outside.get(tensor.op, tensor.op) for tensor in op.inputs]
         return found
-
-    def check_copies(self, columns: Sequence[Column], uses: Uses) -> None:
-        """Check that ``columns`` have what an update writes and only some towers read."""
-        copied = {tensor_of(var).op for column in columns for var in column}
-        for source, towers in self.read().items():
-            is_written = any(map(may_write, uses.get(source, ())))
-            if is_written and source not in copied and len(towers) < len(self._devices):
-                raise HierAllreduceError(
-                    f"{where(min(towers), self._devices)}: the update writes {source.name!r}, which"
-                    f" only this tower's gradients read; {WITHOUT_COPIES}"
-                )

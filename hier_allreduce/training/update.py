@@ -222,9 +222,7 @@ def _complete(
     noted = kept()
     noted.read.update({source.name: there for source, there in sources.read().items()})
     if len(devices) > 1:
-        known = {tensor_of(var).op for column in columns for var in column}
-        sources.check_update(applied.ends, uses, known, optimizer)
-        sources.check_copies(columns, uses)
+        sources.check(applied.ends, uses, columns, optimizer)
     warn_of_moved_updates(optimizer, [var for column in trained for var in column], uses)
     written = [column for column in columns if any(writers_of(var, uses) for var in column)]
 

@@ -50,18 +50,17 @@ def set_on_all_towers(callbacks: Iterable[Any], columns: Sequence[Column]) -> No
     for callback in callbacks:
         param = getattr(callback, "param", None)
         if isinstance(callback, HyperParamSetter) and isinstance(param, GraphVarParam):
-            _set_too(param, copies_by_name.get(param.var_name, ()))
 
+            def set_value(
+                value: Any,
+                set_on_tower_0: Any = param.set_value,
+                copies: Sequence[Any] = copies_by_name.get(param.var_name, ()),
+            ) -> None:
+                set_on_tower_0(value)
+                for var in copies:
+                    var.load(value)
 
-def _set_too(param: Any, copies: Sequence[Any]) -> None:
-    set_on_tower_0 = param.set_value
-
-    def set_value(value: Any) -> None:
-        set_on_tower_0(value)
-        for var in copies:
-            var.load(value)
-
-    param.set_value = set_value
+            param.set_value = set_value
 
 
 def broadcast_to_hosts(cluster: Cluster, every_epoch: bool) -> CopyBeforeSteps:
