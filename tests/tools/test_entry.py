@@ -48,7 +48,7 @@ def test_an_error_names_the_option_and_the_right_form(fails, command, option, va
     [
         ([], "hier-allreduce: name a command: doctor, tune"),
         (["topo"], "hier-allreduce: 'topo' is no command"),
-        (["doctr"], "did you mean 'doctor'?"),
+        (["doctr"], "there are "),
         (["--jsn"], "hier-allreduce: --jsn: no such option"),
         (
             ["--copies", "doctor"],
@@ -57,8 +57,8 @@ def test_an_error_names_the_option_and_the_right_form(fails, command, option, va
         (["-o", "x.yaml", "doctor"], "hier-allreduce: -o: no such option"),
         (["doctor", "--", "x"], "'x' is one argument too many"),
         (["doctor", "dgx-1v"], "'dgx-1v' is one argument too many"),
-        (["doctor", "--devces", "/gpu:0"], "--devces: no such option; did you mean '--devices'?"),
-        (["doctor", "--devces=/gpu:0,/gpu:1,/gpu:2,/gpu:3"], "did you mean '--devices'?"),
+        (["doctor", "--devces", "/gpu:0"], "--devces: no such option; there are "),
+        (["doctor", "--devces=/gpu:0,/gpu:1,/gpu:2,/gpu:3"], "there are "),
         (["tune", "--minutes"], "--minutes: expected one argument M, "),
         (
             ["tune", "python", "train.py", "--lr", "3"],

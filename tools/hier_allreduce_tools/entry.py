@@ -12,7 +12,6 @@ import os
 import sys
 from typing import List, Optional
 
-from hier_allreduce import configs
 from hier_allreduce._version import __version__
 from hier_allreduce.errors import HierAllreduceError
 
@@ -70,8 +69,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             # argparse would take the value of an unknown option for a command.
             argv = argv[:1]
         elif command and command not in COMMANDS:
-            hint = configs.nearest(command, COMMANDS)
-            raise HierAllreduceError(f"{command!r} is no command{hint}")
+            raise HierAllreduceError(f"{command!r} is no command; there are {', '.join(COMMANDS)}")
         args = parser().parse_args(argv)
         if args.command is None:
             raise HierAllreduceError(

@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, List, NoReturn, Tuple
 
-from hier_allreduce import configs
 from hier_allreduce.errors import HierAllreduceError
 
 _SECONDS_BY_UNIT = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -54,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         """Return the values of all arguments; a command that ``takes_program`` has it after ``--``.
 
         Raises:
-            HierAllreduceError: an argument is unknown; the message names the nearest option.
+            HierAllreduceError: an argument is unknown; the message lists the options.
         """
         given = list(args)
         # The program's own arguments look like options, so argparse must not see them.
@@ -96,9 +95,7 @@ class Parser(argparse.ArgumentParser):
                 f"{argument}: no such option; write {argument[:2]} {short.metavar}"
             )
         options = [option for option in self._option_string_actions if option != "-h"]
-        # A long value would make every option look unlike, and ``-jsn`` was meant as ``--json``.
-        word = "--" + argument.lstrip("-").partition("=")[0]
-        raise HierAllreduceError(f"{argument}: no such option{configs.nearest(word, options)}")
+        raise HierAllreduceError(f"{argument}: no such option; there are {', '.join(options)}")
 
 
 def time(argument: str, unit: str) -> float:

@@ -12,7 +12,6 @@ import re
 from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from hier_allreduce import configs
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.planning.algorithms import BY_NAME, WITH_GROUPS
 from .protocol import ProgramFacts
@@ -82,7 +81,7 @@ def check_name(name: str) -> None:
     """Check a name for ``--only``, such as ``flat``, ``flat-64MiB`` or a baseline's.
 
     Raises:
-        HierAllreduceError: it is none; the message names the nearest one.
+        HierAllreduceError: it is none; the message lists them.
     """
     match = _WITH_SIZE.match(name)
     if name in CANDIDATES or (match and match[1] in ALGORITHMS):
@@ -92,7 +91,7 @@ def check_name(name: str) -> None:
         raise HierAllreduceError(
             f"{name!r}: the size of chunks is in whole MiB, such as {algorithm}-8MiB"
         )
-    raise HierAllreduceError(f"{name!r} is no candidate{configs.nearest(name, CANDIDATES)}")
+    raise HierAllreduceError(f"{name!r} is no candidate; there are {', '.join(CANDIDATES)}")
 
 
 def strategies_for(only: Sequence[str], groups: Optional[Groups]) -> Dict[str, Dict[str, Any]]:

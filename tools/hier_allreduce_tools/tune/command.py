@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Union
 
-from hier_allreduce import configs
 from hier_allreduce._lazy import require
 from hier_allreduce.cluster.environment import job_of
 from hier_allreduce.errors import HierAllreduceError
@@ -155,9 +154,7 @@ def _check_program(program: Sequence[str]) -> None:
     # Python's own message about a missing script would come after a start, as a run's last line.
     script = program[1] if len(program) > 1 and _PYTHON.match(program[0]) else ""
     if script.endswith(".py") and not Path(script).is_file():
-        scripts = [path.name for path in Path(script).parent.glob("*.py")]
-        hint = configs.nearest(Path(script).name, scripts) if scripts else f" in {Path.cwd()}"
-        raise HierAllreduceError(f"{script!r}: there is no such file{hint}")
+        raise HierAllreduceError(f"{script!r}: there is no such file in {Path.cwd()}")
     # A job's variables would let each run wait for hosts that nobody starts.
     hosts = len(job_of(os.environ).hosts)
     if hosts > 1:
