@@ -16,7 +16,7 @@ from hier_allreduce import (
     allreduce_grads,
     allreduce_grads_and_vars,
 )
-from hier_allreduce.graph.columns import variables_in
+from hier_allreduce.graph.rows import variables_in
 from hier_allreduce.graph.names import variable_names
 
 SHAPES = "all_grads[tower][variable]"
