@@ -22,9 +22,9 @@ from emulated_gpu import trace  # the tests are no installed package: emulation.
 from ratios import OURS
 from tables import check_files
 
-from hier_allreduce.formatting import table
 from hier_allreduce_tools.cost import picture
-from hier_allreduce_tools.cost.traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE
+from hier_allreduce_tools.cost.step import COPY, PACK, PASS, SUM, UNPACK, UPDATE
+from hier_allreduce_tools.text import table
 
 FIRST, LAST = "forward0_burn", "backward0_burn"  # in the names of a pass's kernels
 KINDS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from typing import (
     Any,
     Callable,
@@ -21,8 +20,6 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__ >= "2"
-# The class that interactive sessions have too.
-_SESSION = tf1.Session.__mro__[1]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # TensorFlow can add these dtypes on CPU devices; float8 and the like can only be copied.
@@ -85,7 +82,7 @@ def in_current_graph(tensor: Any) -> bool:
         return is_eager(tensor)
     graph = tf1.get_default_graph()
     if is_eager(tensor):
-        return hasattr(graph, "capture")
+        return is_of_function(graph)
     while graph not in (None, tensor.graph):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
@@ -107,30 +104,9 @@ def devices_of_eager_calls() -> List[str]:
     return [str(device.name) for device in config.list_logical_devices()]
 
 
-def takes_control_edges() -> bool:
-    """Return whether ops of the current graph can get control edges from ops that are added now.
-
-    A session does not follow an edge that an op got after the session had seen it: TensorFlow logs
-    a warning, and runs. So a graph takes none if it may have a session; it does not list them. A
-    function's graph takes none, because TensorFlow adds edges of its own when the function is
-    complete, and they could close a cycle. Nor does an op take one from inside a loop or a branch.
-    """
-    if tf.executing_eagerly():
-        return False
-    graph = tf1.get_default_graph()
-    if hasattr(graph, "capture") or graph._get_control_flow_context() is not None:
-        return False
-    objects = gc.get_objects()
-    # Sessions are younger than their graph, so `gc.freeze()` hides them only if it hides the graph.
-    if id(graph) not in map(id, objects):
-        return False
-    # The few types come first, because a large model has millions of objects.
-    session_types = {cls for cls in set(map(type, objects)) if issubclass(cls, _SESSION)}
-    if not session_types:
-        return True
-    sessions = (candidate for candidate in objects if type(candidate) in session_types)
-    # A session that failed to start has no graph, and a traceback may still hold it.
-    return all(getattr(session, "graph", None) is not graph for session in sessions)
+def is_of_function(graph: Any) -> bool:
+    """Return whether a graph is that of a function, such as a ``tf.function``."""
+    return hasattr(graph, "capture")
 
 
 def add_control_edge(before: Any, after: Any) -> None:

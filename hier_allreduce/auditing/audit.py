@@ -10,7 +10,7 @@ from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import amount, count, table
 from ..graph.record import AllReduce, all_reduces, recorded_graphs
-from .executed import OTHER_HOSTS, ExecutedStep, Traffic
+from .traffic import OTHER_HOSTS, ExecutedStep, Traffic
 
 # An error message lists that many tensors or updates, because a model may have hundreds.
 _LISTED = 5
@@ -28,7 +28,6 @@ _KERNEL = (
     " Strategy(sparse='dense') if the gradient is sparse, or another optimizer; with"
     " allow_soft_placement=False TensorFlow names the kernel that is missing"
 )
-_CONSTANT = "its gradients are constants: TensorFlow has added them up before the step"
 
 
 class Audited(NamedTuple):
@@ -42,8 +41,9 @@ class Audited(NamedTuple):
             more crossed.
         unknown: the number of tensors that crossed and are in neither: their size is not known.
         collectives: the number of tensors that crossed between hosts, each counted once.
-        unneeded: the number of planned copies that were left out, because the value is a constant,
-            or was copied already.
+        left_out: the number of planned copies that did not run, because nobody reads the value, or
+            it is a constant, or it was copied for another all-reduce. TensorFlow runs nothing else.
+        edges: the number of control edges that TensorFlow kept, of those in ``all_reduce.edges``.
     """
 
     all_reduce: AllReduce
@@ -52,11 +52,12 @@ class Audited(NamedTuple):
     row_bytes: int
     unknown: int
     collectives: int
-    unneeded: int
+    left_out: int
+    edges: int
 
     def __str__(self) -> str:
         built = self.all_reduce
-        left_out = f" and {self.unneeded} not needed" if self.unneeded else ""
+        left_out = f" and {self.left_out} left out" if self.left_out else ""
         findings = [built.algorithm, count(len(built.tensors), "chunk")]
         findings.append(f"{sum(self.copies.values())} copies{left_out}")
         for dtype, size in sorted(self.bytes.items()):
@@ -67,7 +68,9 @@ class Audited(NamedTuple):
             findings.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
             findings.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
-        return f"{built.scope}: {', '.join(findings)}, planned = executed"
+        if built.edges:
+            findings.append(f"{self.edges} of {count(len(built.edges), 'control edge')}")
+        return f"{built.scope}: {', '.join(findings)}, planned = executed by pair of towers"
 
 
 class Audit(NamedTuple):
@@ -112,11 +115,12 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         print(audit(seen, session.graph))
         print(audit(lambda: model.fit(dataset, steps_per_epoch=1)))    # Keras, before any other fit
 
-    For every chunk each planned copy must have been executed, and its ops may read nothing else
-    from another device. A planned copy may be left out if its value is constant, or was copied
-    there for another chunk. Where results go afterwards is not compared. An update of a variable
-    must have run on the tower for which it was built. On several hosts, every host audits its
-    devices and the sums over hosts.
+    The ops of every chunk may read nothing from another device but what was planned. A planned copy
+    that did not run is counted as left out; it is missing only where no op of the all-reduce ran on
+    its destination. Copies are compared by their number for each pair of towers: not which
+    gradient they hold, nor where results go afterwards. An update of a variable must have run on
+    the tower for which it was built. On several hosts, every host audits its devices and the sums
+    over hosts.
 
     Args:
         step: the RunMetadata of a ``session.run`` with
@@ -131,8 +135,8 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     Raises:
         AuditError: copies are missing or too many (the message names chunks and pairs, the reason,
             and the remedy); or an update left its tower; or the step ran no all-reduce outside of a
-            ``tf.compat.v1.cond`` or ``while_loop``; or the metadata has no partition graphs; or no
-            ``tf.function`` with an all-reduce ran for the first time.
+            ``tf.compat.v1.cond`` or ``while_loop``; or a device has no number; or the metadata has
+            no partition graphs; or no ``tf.function`` with an all-reduce ran for the first time.
     """
     prefix = ""
     partitions = getattr(step, "partition_graphs", ())
@@ -170,10 +174,11 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
             skipped.append((built.scope, reason))
         else:
             calls.append(_audited(built, traffics, executed))
-    if not calls and _CONSTANT not in dict(skipped).values():
+    if not calls:
         reasons = "; ".join(map(": ".join, skipped))
         raise AuditError(
-            f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
+            f"the run has none of the graph's all-reduces ({reasons}); fetch their results (those"
+            " of constants are computed before the step)"
         )
     return Audit(tuple(calls), tuple(skipped))
 
@@ -187,11 +192,8 @@ def _reason_to_skip(built: AllReduce, traffics: Sequence[Traffic], graph: Any) -
         if context and (context.IsCondContext() or context.IsWhileContext()):
             return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
     is_planned = any(traffic.planned for traffic in traffics)
-    has_run = any(traffic.ran or traffic.executed for traffic in traffics)
-    if has_run or not is_planned:
-        return ""
-    are_constant = all(traffic.is_constant for traffic in traffics)
-    return _CONSTANT if are_constant else "not in this run"
+    has_run = any(traffic.ran_at or traffic.executed for traffic in traffics)
+    return "" if has_run or not is_planned else "not in this run"
 
 
 def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
@@ -246,7 +248,7 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
         raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
     copies: Counter = Counter()
     bytes_by_dtype: Counter = Counter()
-    row_bytes = unknown = collectives = unneeded = 0
+    row_bytes = unknown = collectives = left_out = 0
     for traffic in traffics:
         has_crossed = any(traffic.executed.values())
         if traffic.tensor.elements is None:
@@ -255,22 +257,27 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
             row_bytes += sum(traffic.bytes_by_dtype().values())
         else:
             bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
-        unneeded += sum(traffic.unneeded.values())
+        left_out += sum((traffic.planned - traffic.executed).values())
         for (src, dst), times in traffic.executed.items():
             if dst == OTHER_HOSTS:
                 collectives += times
             else:
                 copies[src, dst] += times
-    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, unneeded)
+    edges = executed.edges_kept(built)
+    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, left_out, edges)
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:
     """Raise an AuditError that lists the copies that are missing or too many."""
     faults = list(executed.strayed[built.scope])
     advice = _PLACE if faults else _FETCH
+    ran_at = set().union(*(traffic.ran_at for traffic in traffics))
     for traffic in traffics:
-        missing = traffic.planned - traffic.executed - traffic.unneeded
+        missing = traffic.planned - traffic.executed
         extra = traffic.executed - traffic.planned
+        # Where an op of ours ran, TensorFlow has brought it all that it reads.
+        if not extra:
+            missing = Counter({pair: n for pair, n in missing.items() if pair[1] not in ran_at})
         if not missing and not extra:
             continue
         faults_of_tensor = [f"missing {_arrows(missing)}"] if missing else []

@@ -17,20 +17,35 @@ Why there is no cycle: number each op by the first sum that needs it, by data or
 any tower. Along an edge that exists this number never falls. An edge of this module leads from the
 sum of chunk c to an op with a number above c. So no path leads back.
 
+In a ``tf.function`` more edges come later. When it is complete, TensorFlow lets ops with an effect
+wait for each other: those that keep a state, or take a resource, such as a variable. Each such edge
+leads to an op that was made later. So here every op with an effect counts as if it waited for the
+one before it, which is more than TensorFlow will ask for, and the number never falls along these
+edges either. Ops that are made after the all-reduce can wait for it, but nothing before waits for
+them.
+
 No result changes: an op that waits reads tensors, and no state that an update may change.
 
-An op that waits was made after the first gradients of its tower. So a loss that was built before
-them never waits. A ``session.run`` that fetches gradients before they are reduced also runs the
-sums for which these wait, and it then needs the inputs of all towers.
+The number also tells where a gradient is made, whatever happens to it afterwards: an op that casts,
+scales or clips one gradient has the number of this gradient's sum. The forward pass has number 0,
+since the first sum needs it. An exception is what only later gradients need, such as the loss of an
+early layer. It has one number, and only an op between two numbers above 0 waits.
+
+A ``session.run`` that fetches gradients before they are reduced also runs the sums for which these
+wait, and it then needs the inputs of all towers.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 from itertools import accumulate
-from typing import Any, DefaultDict, Dict, List, Sequence, Set
+from typing import Any, DefaultDict, Dict, List, Sequence, Set, Tuple
 
-from ..compat import add_control_edge, takes_control_edges, tf1
+import tensorflow as tf
+
+from ..compat import add_control_edge, is_of_function, tf1
+from ..formatting import count
 from ..needs import needed_by, sources
 from ..planning.chunks import Chunk
 from .columns import Column
@@ -43,24 +58,38 @@ DISTANCE = 0.5
 # A sum of two towers waits for one copy only, and edges then cost more than they gain.
 FEWEST_TOWERS = 3
 REFERENCE_VARIABLES = ("Variable", "VariableV2")
+SESSION = tf1.Session.__mro__[1]  # interactive sessions have this class too
 
+Edge = Tuple[str, str]  # the op of a sum, and the one that waits for it
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk
 
 
 def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
     """Return whether the backward passes of K towers of one host can wait for sums.
 
-    Four kinds of graphs are left alone: those of a ``tf.function``, which orders the effects of its
-    ops later, and in its own way; those that a session may know, because it does not follow edges
-    that it has not seen; those with reference variables; and loops and branches.
+    Graphs that a session may know are left alone, because it does not follow edges that it has not
+    seen; and those with reference variables. An op in a loop or a branch cannot wait for one
+    outside. In a function, those of TensorFlow 1 also get their own order of effects.
     """
-    if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or not takes_control_edges():
+    if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or tf.executing_eagerly():
         return False
+    graph = tf1.get_default_graph()
+    if graph._get_control_flow_context() is not None:
+        return False
+    # A function can also reduce eager tensors, or those of a graph around it.
+    for column in columns:
+        if any(getattr(grad, "graph", None) is not graph for grad in column.present):
+            return False
+    if is_of_function(graph):
+        return not any(op._get_control_flow_context() for op in graph.get_operations())
     # An update may overwrite a reference variable before an op that waits has read it.
-    return not any(op.type in REFERENCE_VARIABLES for op in needed_by(_ends_of(columns)))
+    has_references = any(op.type in REFERENCE_VARIABLES for op in needed_by(_ends_of(columns)))
+    return not has_references and not _may_have_session(graph)
 
 
-def limit_lead(columns: Sequence[Column], chunks: Sequence[Chunk], totals: Sequence[Any]) -> None:
+def limit_lead(
+    columns: Sequence[Column], chunks: Sequence[Chunk], totals: Sequence[Any]
+) -> Tuple[List[Edge], str]:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
 
     Results do not change.
@@ -69,17 +98,24 @@ def limit_lead(columns: Sequence[Column], chunks: Sequence[Chunk], totals: Seque
         columns: N columns of gradients.
         chunks: C chunks, in the order in which they become ready.
         totals: C complete sums, on the roots of the chunks.
+
+    Returns:
+        The edges, and how many there are, in words.
     """
     # Number the ops of the backward pass by the first sum that needs them. Ops of the all-reduce
     # get no number, because they follow the pass.
     ends = _ends_of(columns)
     of_pass = needed_by(ends)
+    earlier = _earlier_effects(tf1.get_default_graph())
     index_by_op: Dict[Any, int] = {}
     for index, total in enumerate(totals):
-        new = needed_by([total.op], without=index_by_op)
+        new = needed_by([total.op], index_by_op, lambda op: sources(op) + earlier.get(op, []))
         index_by_op.update(dict.fromkeys(new, index))
     index_by_op = {op: index for op, index in index_by_op.items() if op in of_pass}
-    starts = _starts(index_by_op, ends, columns[chunks[0].first].grads)
+    entering = _entering(index_by_op, {op.device for op in ends if any_on_gpu([op.device])})
+    if not entering:
+        return [], "no edges: all gradients are ready together"
+    starts = _starts(entering, index_by_op, ends)
 
     # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
     # because the forward pass is among them.
@@ -89,6 +125,7 @@ def limit_lead(columns: Sequence[Column], chunks: Sequence[Chunk], totals: Seque
 
     # Let the first ops that are too far ahead of a sum wait for it, on the sum's tower. All later
     # ops come behind them.
+    edges: List[Edge] = []
     for index, (chunk, total) in enumerate(zip(chunks, totals)):
         grad = columns[chunk.first].grads[chunk.root]
         if grad is None:
@@ -97,37 +134,73 @@ def limit_lead(columns: Sequence[Column], chunks: Sequence[Chunk], totals: Seque
         too_far = (ops for later, ops in starts[grad.device].items() if done[later] > allowed)
         for op in next(too_far, []):
             add_control_edge(total.op, op)
+            edges.append((total.op.name, op.name))
+    return edges, count(len(edges), "control edge")
+
+
+def _may_have_session(graph: Any) -> bool:
+    """Return whether a session may have seen the ops of a graph, which does not list sessions.
+
+    TensorFlow logs a warning for an edge that the session has not seen, and runs without it.
+    """
+    objects = gc.get_objects()
+    # Sessions are younger than their graph, so `gc.freeze()` hides them only if it hides the graph.
+    if id(graph) not in map(id, objects):
+        return True
+    # The few types come first, because a large model has millions of objects.
+    session_types = {cls for cls in set(map(type, objects)) if issubclass(cls, SESSION)}
+    if not session_types:
+        return False
+    sessions = (candidate for candidate in objects if type(candidate) in session_types)
+    # A session that failed to start has no graph, and a traceback may still hold it.
+    return any(getattr(session, "graph", None) is graph for session in sessions)
+
+
+def _earlier_effects(graph: Any) -> Dict[Any, List[Any]]:
+    """Return, by op with an effect, the one before it; nothing where TensorFlow orders no effects.
+
+    Some ops of datasets wait for resources that they do not take: those of the functions in them.
+    So the resource does not count.
+    """
+    earlier: Dict[Any, List[Any]] = {}
+    last: List[Any] = []
+    for op in graph.get_operations() if is_of_function(graph) else ():
+        if op.op_def.is_stateful or any(tensor.dtype == tf.resource for tensor in op.inputs):
+            earlier[op] = last
+            last = [op]
+    return earlier
 
 
 def _ends_of(columns: Sequence[Column]) -> Set[Any]:
     """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
-    return {grad.op for column in columns for grad in column.grads if grad is not None}
+    return {grad.op for column in columns for grad in column.present}
 
 
-def _starts(index_by_op: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:
-    """Return the ops by which the backward pass of each GPU comes from a chunk to a later one."""
-    # A tower's backward pass begins with its first gradient, because nothing tells it from the
-    # forward pass but the order in which ops were made.
-    place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
-    begin_by_device: Dict[str, int] = {}
-    for grad in first_grads:
-        if grad is not None and any_on_gpu([grad.device]):
-            begin = begin_by_device.get(grad.device, len(place_by_op))
-            begin_by_device[grad.device] = min(place_by_op[grad.op], begin)
-    backward = set()
-    for op in index_by_op:
-        if place_by_op[op] >= begin_by_device.get(op.device, len(place_by_op)):
-            backward.add(op)
-
+def _entering(index_by_op: Dict[Any, int], gpus: Set[str]) -> List[Any]:
+    """Return the ops on GPUs that go on from a chunk to a later one; the forward pass has none."""
     # Sort the ops by chunk, and in a chunk as they were made, because TensorFlow lists the control
     # inputs of an op in an order that differs between processes.
+    place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
+    entering = []
+    for op in sorted(index_by_op, key=lambda op: (index_by_op[op], place_by_op[op])):
+        indices = [index_by_op.get(src, 0) for src in sources(op)]
+        if op.device in gpus and any(0 < index < index_by_op[op] for index in indices):
+            entering.append(op)
+    return entering
+
+
+def _starts(entering: Sequence[Any], index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
+    """Return the ops that can hold the rest of a GPU's backward pass, by the chunk they enter."""
+    # The pass goes on from an op that a later chunk needs too. Another one only finishes a
+    # gradient, as clipping does, and holds nothing else.
+    goes_on = needed_by(src for op in entering for src in sources(op))
+    last = max(index_by_op.values())
     starts: Starts = defaultdict(lambda: defaultdict(list))
-    for op in sorted(backward, key=lambda op: (index_by_op[op], place_by_op[op])):
+    for op in entering:
         index = index_by_op[op]
-        is_start = any(src in backward and index_by_op[src] < index for src in sources(op))
+        holds = op in goes_on or (index == last and op not in ends)
         # An op waits only if it reads no state, which an update may change, and is in no loop or
         # branch, which edges from outside do not enter.
-        may_wait = not op.op_def.is_stateful and op._get_control_flow_context() is None
-        if is_start and may_wait and op not in ends:
+        if holds and not op.op_def.is_stateful and op._get_control_flow_context() is None:
             starts[op.device][index].append(op)
     return starts

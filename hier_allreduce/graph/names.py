@@ -57,7 +57,7 @@ def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -
     """
     rows = names_within_towers(variables)
     for tower, row in enumerate(rows):
-        orders: Sequence[Sequence[Any]] = row, rows[0]
+        orders: Sequence[Sequence[Any]] = (row, rows[0])
         made = ""
         # Without scopes the names of two towers differ. But one program makes all towers, so the
         # order in which each has made its variables tells which of them are copies.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers.graphs import XPU, gpus_or_cpus, gradients_on, on_towers, tf1
 from helpers.rows import for_each
 
-from hier_allreduce import Cluster, Strategy, TowerOptimizer, allreduce_grads
+from hier_allreduce import Cluster, Strategy, TowerOptimizer, all_reduces, allreduce_grads
 from hier_allreduce.graph.record import log_once
 
 THREE = {
@@ -90,22 +90,48 @@ def test_it_has_the_bytes_of_sparse_gradients_and_says_which_are_made_dense(grap
     assert lines()[0].endswith(end)
 
 
+def layers(tower):
+    """Return the gradients of eight layers of a tower."""
+    weights, value = [], tf.ones([SIZE]) * (1.0 + tower)
+    for layer in range(8):
+        weights.append(tf1.get_variable(f"w{tower}_{layer}", [SIZE], use_resource=True))
+        value = tf.tanh(value * weights[-1])
+    return tf1.gradients(tf.reduce_sum(value), weights)
+
+
+def clipped(tower):
+    """Return gradients that are clipped by the norm of all."""
+    return tf.clip_by_global_norm(layers(tower), 1.0)[0]
+
+
+def alone(tower):
+    """Return gradients that have nothing to do with each other."""
+    return [tf1.placeholder("float32", [SIZE]) for _ in range(8)]
+
+
+SIZE = 64
+TOGETHER = "; no edges: all gradients are ready together"
+
+
 @pytest.mark.parametrize(
-    "towers, strategy, said",
+    "model, towers, options, said",
     [
-        (5, None, "GPUs with control edges: flat_hierarchical, "),
-        (5, Strategy(edges=False), "GPUs: flat_hierarchical, "),
-        (6, "hierarchical", "GPUs: hierarchical, "),
-        (3, None, "GPUs with control edges: flat, "),
-        (2, None, "GPUs: flat, "),
+        (layers, 3, {}, "; 4 control edges"),
+        (layers, 3, {"edges": False}, ""),
+        (layers, 2, {}, ""),
+        (layers, 6, {"algorithm": "hierarchical"}, ""),
+        (clipped, 3, {}, TOGETHER),
+        (alone, 3, {}, TOGETHER),
     ],
 )
-def test_it_says_whether_there_are_control_edges(graph, lines, towers, strategy, said):
+def test_it_says_how_many_control_edges_there_are(graph, lines, model, towers, options, said):
+    log_once.cache_clear()
     devices = [f"/gpu:{tower}" for tower in range(towers)]
-    shapes = ([1 << 20], [1 << 21])
-    rows = on_towers(devices, lambda _: [tf1.placeholder("float32", shape) for shape in shapes])
+    rows = on_towers(devices, model)
+    strategy = Strategy(**{"algorithm": "flat", "chunk_bytes": 4 * SIZE, **options})
     allreduce_grads(rows, devices, strategy=strategy)
-    assert f"{towers} towers on {said}" in lines()[-1]
+    assert lines()[-1].endswith(f" in float32{said}")
+    assert all_reduces(graph)[0].description == lines()[-1]
 
 
 TWO_HOSTS = Cluster(["127.0.0.1:2222", "127.0.0.1:2223"], 0, 2)
@@ -166,9 +192,8 @@ def test_the_same_line_is_logged_once(graph, lines):
 def test_a_program_sees_it_only_if_it_asks_for_logs(set_up, expected):
     program = f"{set_up}\n{PROGRAM}"
     command = [sys.executable, "-c", program]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, timeout=280, check=True, **pipes)
-    assert [line for line in done.stdout.decode().splitlines() if "towers" in line] == expected
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=280, check=True)
+    assert [line for line in done.stderr.decode().splitlines() if "towers" in line] == expected
 
 
 @pytest.mark.tf2

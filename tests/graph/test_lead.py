@@ -350,7 +350,7 @@ def test_towers_on_cpu_devices_do_not_wait():
 
 
 def test_towers_without_any_gradient_need_no_edge(graph):
-    assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [(None, None)] * TOWERS
+    assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [[None, None]] * TOWERS
 
 
 def test_gradients_that_are_checked_before_all_sums_close_no_cycle(graph):
@@ -366,27 +366,121 @@ def test_gradients_that_are_checked_before_all_sums_close_no_cycle(graph):
         np.testing.assert_allclose(row, np.sum(expected, 0), rtol=1e-5)
 
 
-@pytest.mark.tf2
-def test_a_function_holds_nothing_since_it_orders_effects_itself():
+# ops on each gradient when the pass is over, as programs and libraries add them
+ON_GRADIENTS = {
+    "identity": tf.identity,
+    "cast": lambda grad: tf.cast(tf.cast(grad, tf.float16), tf.float32),
+    "scaled": lambda grad: 0.5 * grad,
+    "clipped by value": lambda grad: tf.clip_by_value(grad, -1.0, 1.0),
+    "clipped by norm": lambda grad: tf.clip_by_norm(grad, 1.0),
+}
+
+
+def changed(rows, change):
+    """Return K×N gradients after an op on each of them, on its tower."""
+    changed_rows = []
+    for device, row in zip(gpus(), rows):
+        with tf.device(device):
+            changed_rows.append(list(map(change, row)))
+    return changed_rows
+
+
+@pytest.mark.parametrize("change", ON_GRADIENTS.values(), ids=ON_GRADIENTS)
+@pytest.mark.parametrize("model", [usual, residual, with_offsets], ids=lambda f: f.__name__)
+def test_an_op_on_each_gradient_loses_no_edge(model, change):
+    held = []
+    for rows_of in (model, lambda: changed(model(), change)):
+        with tf.Graph().as_default() as graph:
+            allreduce_grads(rows_of(), gpus(), strategy=ALONE)
+            held.append({(before.device, op.name) for before, op in edges(graph)})
+    assert held[0] and held[0] <= held[1]
+
+
+def test_a_norm_over_all_gradients_leaves_nothing_to_hold(graph):
+    rows = [tf.clip_by_global_norm(row, 1.0)[0] for row in usual()]
+    allreduce_grads(rows, gpus(), strategy=ALONE)
+    assert not edges(graph)
+
+
+def of_function(change=lambda grad: grad, layer=lambda value: value):
+    """Return the edges of a function that reduces gradients; it runs, and gives right sums.
+
+    ``change`` changes each gradient when the pass is over, and ``layer`` is in each layer.
+    """
     graphs = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(start):
         rows = []
         for number in range(TOWERS):
             with tf.device(f"/gpu:{number}"):
-                weights = [start * float(layer) for layer in range(LAYERS)]
+                weights = [start * float(n + number) for n in range(LAYERS)]
                 value = start
                 for weight in weights:
-                    value = tf.tanh(value * weight)
-                rows.append(tf1.gradients(tf.reduce_sum(value), weights))
+                    value = layer(tf.tanh(value * weight))
+                grads = tf1.gradients(tf.reduce_sum(value), weights)
+                rows.append(list(map(change, grads)))
         graphs.append(start.graph)
-        return [row[0] for row in allreduce_grads(rows, gpus(), strategy=ALONE)]
+        return rows, allreduce_grads(rows, gpus(), strategy=ALONE)
 
     with tf.Graph().as_default(), session(allow_soft_placement=True) as sess:
-        results = sess.run(step(tf.ones([SIZE])))
-    assert not edges(graphs[0])
-    assert len({result.tobytes() for result in results}) == 1
+        traced = step(tf.ones([SIZE]) / 9)
+        sess.run(tf1.global_variables_initializer())
+        raw, sums = sess.run(traced)
+    for n in range(LAYERS):
+        expected = sum(np.float64(row[n]) for row in raw)
+        for row in sums:
+            np.testing.assert_allclose(row[n], expected, rtol=1e-5, atol=1e-6)
+    return edges(graphs[0])
+
+
+@pytest.mark.tf2
+def test_a_function_holds_what_a_graph_of_a_session_holds(graph):
+    allreduce_grads(usual(), gpus(), strategy=ALONE)
+    assert len(of_function()) == len(of_function(change=tf.identity)) == len(edges(graph)) > 0
+
+
+@pytest.mark.tf2
+def test_checks_that_tensorflow_orders_later_close_no_cycle():
+    """Those of a tower wait for those of the tower before, so that each sum needs nearly all."""
+    assert not of_function(change=lambda grad: tf1.check_numerics(grad, "not finite"))
+
+
+@pytest.mark.tf2
+def test_gradients_that_write_one_variable_close_no_cycle():
+    """TensorFlow lets the writes of one tower wait for those of the tower before."""
+    made = []
+
+    @tf.custom_gradient
+    def counted(value):
+        def grad(upstream):
+            with tf.control_dependencies([made[0].assign_add(tf.reduce_sum(upstream))]):
+                return tf.identity(upstream)
+
+        return tf.identity(value), grad
+
+    def layer(value):
+        if not made:
+            with tf.init_scope(), tf.device("/cpu:0"):
+                made.append(tf1.get_variable("passed", [], use_resource=True))
+        return counted(value)
+
+    held = of_function(layer=layer)
+    assert {before.device for before, _ in held} <= {f"/device:GPU:{TOWERS - 1}"}
+
+
+@pytest.mark.tf2
+def test_a_function_that_reduces_gradients_of_another_graph_holds_nothing(graph):
+    rows = usual()
+    graphs = []
+
+    @tf.function(autograph=False)
+    def reduce():
+        graphs.append(tf1.get_default_graph())
+        return allreduce_grads(rows, gpus(), strategy=ALONE)
+
+    reduce()
+    assert not edges(graph) and not edges(graphs[0])
 
 
 def test_gradients_without_a_device_hold_nothing(graph):

@@ -169,8 +169,9 @@ def test_a_missing_gradient_counts_as_zeros_for_chainer(graph):
 def test_megengine_packs_up_to_10_mib_in_the_order_of_readiness(model):
     most = 10 << 20
     sent, bytes_by_name = sent_by("megengine", model)
-    expected, size = [[]], 0
-    for name, length in reversed(bytes_by_name.items()):
+    expected: list = [[]]
+    size = 0
+    for name, length in reversed(list(bytes_by_name.items())):
         if length < most:  # larger ones are alone, and cut
             if size + length > most:
                 expected.append([])
@@ -201,4 +202,4 @@ def test_tensorpacks_packed_mode_has_8_equal_parts(model):
     assert max(sizes) - min(sizes) < 8 * 64
     # one after another: a gradient that is cut ends one part and begins the next
     in_order = [name for tensor in sent for name in tensor.variables]
-    assert list(dict.fromkeys(in_order)) == list(reversed(bytes_by_name))
+    assert list(dict.fromkeys(in_order)) == list(bytes_by_name)[::-1]

@@ -1,6 +1,7 @@
 """A training step on emulated GPUs in timed mode, traced in a process of its own.
 
-Its pass is a chain of kernels of known length. What is planted in it, ``cost`` should find.
+Its pass is a chain of kernels of known length; that of the late tower is twice as long. What is
+planted in it, ``cost`` should find.
 """
 
 import json
@@ -43,7 +44,7 @@ def rotating(towers: int, chunk: int) -> List[Any]:
 ALGORITHMS = {"to_tower_0": to_tower_0, "rotating": rotating}
 
 
-def build(algorithm: str) -> Tuple[Any, Any]:
+def build(algorithm: str, late: int = -1) -> Tuple[Any, Any]:
     """Add the step to the current graph, and return the op that fills its variables, and it."""
     devices = [f"/gpu:{tower}" for tower in range(TOWERS)]
     fills: List[Any] = []
@@ -52,10 +53,11 @@ def build(algorithm: str) -> Tuple[Any, Any]:
         with tf.device(device), tf.name_scope(f"tower{tower}"):
             value, one = (_variable(f"{name}{tower}", [], fills)[1] for name in ("value", "one"))
             grads = []
+            micros = 2 * KERNEL_US if tower == late else KERNEL_US
             for number in range(VARIABLES):
-                value = tf.maximum(value, one, name=f"forward{number}_burn_{KERNEL_US}")
+                value = tf.maximum(value, one, name=f"forward{number}_burn_{micros}")
             for number in range(VARIABLES):
-                value = tf.maximum(value, one, name=f"backward{number}_burn_{KERNEL_US}")
+                value = tf.maximum(value, one, name=f"backward{number}_burn_{micros}")
                 grads.append(tf.fill([ELEMENTS], value, name=f"grad{number}_burn_1"))
             rows.append(grads[::-1])
     strategy = Strategy(ALGORITHMS[algorithm], chunk_bytes=0)
@@ -87,7 +89,9 @@ def links(slow: Tuple[int, int] = (-1, -1), slow_gbs: float = GBS) -> str:
     return "".join(lines)
 
 
-def run(folder: Path, algorithm: str, machine: str, host_us: float = 0) -> Tuple[Any, List[Span]]:
+def run(
+    folder: Path, algorithm: str, machine: str, host_us: float = 0, late: int = -1
+) -> Tuple[Any, List[Span]]:
     """Run the step with a trace, and return its RunMetadata with streams, and all spans.
 
     Times are stretched by ``SCALE``.
@@ -103,7 +107,7 @@ def run(folder: Path, algorithm: str, machine: str, host_us: float = 0) -> Tuple
     )
     paths = os.pathsep.join(filter(None, sys.path))
     subprocess.run(
-        [sys.executable, __file__, str(folder), algorithm],
+        [sys.executable, __file__, str(folder), algorithm, str(late)],
         env={**os.environ, **options, "PYTHONPATH": paths},
         check=True,
         timeout=280,
@@ -115,10 +119,10 @@ def run(folder: Path, algorithm: str, machine: str, host_us: float = 0) -> Tuple
     return metadata, spans
 
 
-def main(folder: Path, algorithm: str) -> None:
+def main(folder: Path, algorithm: str, late: int) -> None:
     """Run the third step with a trace."""
     tf1.disable_eager_execution()
-    fill, step = build(algorithm)
+    fill, step = build(algorithm, late)
     metadata = tf1.RunMetadata()
     traced = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
     config = tf1.ConfigProto(inter_op_parallelism_threads=3 * TOWERS)
@@ -132,4 +136,4 @@ def main(folder: Path, algorithm: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

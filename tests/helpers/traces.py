@@ -1,4 +1,4 @@
-"""Traced steps of 8 logical GPUs of one H100, cut down to what ``cost`` reads.
+"""Traced steps of 8 logical GPUs of one H100, cut down to what ``cost`` reads, and others by hand.
 
 ResNet-50 in passes of about 94 ms, TensorFlow 2.21, CUPTI's streams. The host was far ahead of the
 GPUs (``-0.0``), or busy for half of the time (``-0.5``). A file has columns instead of records,
@@ -8,14 +8,13 @@ which compress well.
 import json
 import lzma
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from tensorflow.core.framework import step_stats_pb2
 
-from hier_allreduce import Copy, Reduce
-from hier_allreduce.graph.record import AllReduce, SentTensor
+from hier_allreduce import AllReduce, Copy, Reduce, SentTensor
 
-FOLDER = Path(__file__).parents[1] / "audit" / "traces"
+FOLDER = Path(__file__).parents[1] / "tools" / "cost" / "traces"
 NAMES = sorted(path.name[: -len(".json.xz")] for path in FOLDER.glob("*.json.xz"))
 
 
@@ -74,6 +73,40 @@ def step_stats(name: str) -> Any:
     return stats
 
 
+def step_of(
+    nodes: Iterable[Tuple[str, str, float, float, float]],
+    ran: Iterable[Tuple[str, str, str, float, float]],
+) -> Any:
+    """Return a trace that is written by hand, in ms.
+
+    Args:
+        nodes: device, label, and when the processor scheduled, began and ended it.
+        ran: stream, name and label of a kernel or a copy, its begin and end.
+    """
+    start = 1_700_000_000_000_000  # µs
+    written = step_stats_pb2.StepStats()
+    for device, label, scheduled, begun, done in nodes:
+        part = written.dev_stats.add(device=f"/job:localhost/replica:0/task:0/device:{device}")
+        part.node_stats.add(
+            node_name=label.split(" = ")[0].split("] ")[-1],
+            timeline_label=label,
+            scheduled_micros=start + round(1000 * scheduled),
+            all_start_micros=start + round(1000 * begun),
+            op_end_rel_micros=round(1000 * (done - begun)),
+            all_end_rel_micros=round(1000 * (done - begun)),
+        )
+    for stream, name, label, begin, end in ran:
+        part = written.dev_stats.add(device=f"/device:GPU:{stream}")
+        part.node_stats.add(
+            node_name=name,
+            timeline_label=label,
+            all_start_micros=start + round(1000 * begin),
+            op_end_rel_micros=round(1000 * (end - begin)),
+            all_end_rel_micros=round(1000 * (end - begin)),
+        )
+    return written
+
+
 def all_reduces(name: str) -> List[AllReduce]:
     """Return the all-reduce of this package in a trace, if it has one."""
     built = columns(name).get("all_reduce")
@@ -85,7 +118,24 @@ def all_reduces(name: str) -> List[AllReduce]:
             Reduce(tuple(srcs), dst) if kind == "Reduce" else Copy(srcs[0], dst)
             for kind, srcs, dst in steps
         ]
-        tensors.append(SentTensor(tensor, (), tuple(schedule), elements, False, ""))
-    return [
-        AllReduce(built["scope"], built["algorithm"], tuple(built["devices"]), 1, tuple(tensors))
-    ]
+        tensors.append(sent(tensor, schedule, elements))
+    return [built_as(built["scope"], built["devices"], tensors)]
+
+
+def sent(name: str, schedule: Sequence[Any], elements: int) -> SentTensor:
+    """Return the record of a chunk in float32."""
+    return SentTensor(name, (), tuple(schedule), elements, "float32", is_rows=False, copied="")
+
+
+def built_as(scope: str, devices: Sequence[Any], tensors: Sequence[SentTensor]) -> AllReduce:
+    """Return the record of an all-reduce, as far as a trace needs it."""
+    return AllReduce(
+        scope,
+        algorithm="flat",
+        devices=tuple(devices),
+        hosts=1,
+        tensors=tuple(tensors),
+        description="",
+        edges=(),
+        plan="",
+    )

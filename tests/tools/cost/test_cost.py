@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import defaultdict
 from typing import DefaultDict
 
@@ -13,12 +12,12 @@ from helpers.graphs import config, session, tf1
 
 from hier_allreduce import (
     AuditError,
-    CostHook,
     HierAllreduceError,
     Strategy,
+    allreduce_grads,
     allreduce_grads_and_vars,
-    cost,
 )
+from hier_allreduce_tools.cost import CostHook, cost
 from hier_allreduce_tools.cost.cost import cost_of
 
 NONE, OURS_FAR, OURS_BUSY, PACKED = (
@@ -107,14 +106,16 @@ def test_passes_and_steps_end_when_the_streams_say_so(found, hand):
         assert tower.pass_end == pytest.approx(hand.pass_end(number), abs=TO_THE_MICROSECOND)
         assert tower.end == pytest.approx(max(end for _, end, *_ in works), abs=TO_THE_MICROSECOND)
     assert found.step == max(tower.end for tower in found.towers)
+    assert found.pass_end == max(tower.pass_end for tower in found.towers)
 
 
 def test_the_pieces_of_each_tower_add_up_to_its_step(found, hand):
     for number, tower in enumerate(found.towers):
+        before = min(tower.end, found.pass_end)
         in_pass = sum(tower.busy.values()) + sum(tower.gaps.values())
-        assert in_pass == pytest.approx(tower.pass_end, abs=TO_THE_MICROSECOND)
-        assert sum(tower.after.values()) == pytest.approx(tower.end - tower.pass_end, abs=0.002)
-        busy = hand.busy(number, tower.pass_end)
+        assert in_pass == pytest.approx(before, abs=TO_THE_MICROSECOND)
+        assert sum(tower.after.values()) == pytest.approx(tower.end - before, abs=0.002)
+        busy = hand.busy(number, found.pass_end)
         assert sum(tower.busy.values()) == pytest.approx(busy, abs=TO_THE_MICROSECOND)
 
 
@@ -128,19 +129,9 @@ def test_kernels_in_the_pass_have_the_kinds_of_their_ops(found, hand):
             name = re.sub(r"_\d+$", "", node.rpartition("/")[2])
             is_update = op == "ResourceApplyGradientDescent"
             kind = "update" if is_update else kinds.get(name, "pass")
-            busy[kind] += max(0.0, min(end, tower.pass_end) - begin)
+            busy[kind] += max(0.0, min(end, found.pass_end) - begin)
         for kind, ms in busy.items():  # some kernels overlap by a microsecond
             assert tower.busy.get(kind, 0) == pytest.approx(ms, abs=0.01)
-
-
-def test_updates_after_the_pass_are_counted(found, hand):
-    for number, tower in enumerate(found.towers):
-        late = [
-            node
-            for begin, _, node, op in hand.works(number)
-            if op == "ResourceApplyGradientDescent" and begin >= tower.pass_end
-        ]
-        assert tower.updates_after == len(late)
 
 
 def test_each_sender_sends_for_as_long_as_its_stream_says(found, hand):
@@ -162,16 +153,14 @@ def test_the_numbers_that_were_read_by_hand():
     assert round(base.towers[0].pass_end, 1) == 97.0
     tower = busy.towers[0]
     assert (round(tower.pass_end, 1), round(tower.end, 1)) == (100.6, 103.7)
-    assert round(tower.after["update"], 1) == 1.9 and tower.updates_after == 77
+    assert (round(busy.pass_end, 1), round(busy.last.after["update"], 1)) == (102.5, 1.6)
     first = far.chunks[0]
     assert first.sent == pytest.approx(42.0, abs=0.05)
     assert first.summed == pytest.approx(75.5, abs=0.05)
     assert busy.summary.startswith("step 104.4 ms; after the pass 1.9 ms: updates 1.6")
     assert "busiest sender GPU 5" in busy.summary and not busy.remedy
-    assert packed.step - packed.last.pass_end > 5 * (busy.step - busy.last.pass_end)
-    assert [tower.updates_after for tower in packed.towers] == [161] * 8
-    words = "The updates waited 5.2 ms for the processor, which launches 161 of"
-    assert packed.remedy.startswith(words)
+    assert packed.step - packed.pass_end > 4 * (busy.step - busy.pass_end)
+    assert packed.remedy.startswith("The kernels after the pass waited 5.6 ms for the processor: ")
 
 
 @pytest.mark.parametrize("name", [OURS_FAR, OURS_BUSY], indirect=True)
@@ -181,7 +170,7 @@ def test_chunks_are_sent_summed_and_copied_when_their_ops_say_so(found, hand):
     for chunk in found.chunks:
         scope = f"hier_allreduce/{chunk.name}"
         total = hand.nodes[f"{scope}/sum"]
-        assert total.device.endswith(f"GPU:{chunk.root}") and chunk.hops == 2
+        assert total.device.endswith(f"GPU:{chunk.root}")
         ends = {node: end for _, end, node, _ in hand.works(chunk.root)}
         received = re.findall(r"([^ (]+)/_(\d+)[,)]", total.label)
         assert len(received) == 7
@@ -213,13 +202,10 @@ def test_json_has_the_numbers_of_the_step(found):
 
 @pytest.mark.parametrize("name", [OURS_BUSY], indirect=True)
 def test_the_picture_is_written_in_formats_of_matplotlib(found, tmp_path):
-    pytest.importorskip("matplotlib")
     for ending in ("png", "svg"):
         found.draw(tmp_path / f"cost.{ending}")
     text = (tmp_path / "cost.svg").read_text()
     assert all(words in text for words in ("GPU 7", "updates", "sums", "copies that it sends"))
-    with pytest.raises(HierAllreduceError, match="ends with no format of matplotlib"):
-        found.draw(tmp_path / "cost.picture")
 
 
 @pytest.mark.parametrize("name", [OURS_BUSY], indirect=True)
@@ -305,7 +291,29 @@ def test_a_step_on_cpu_devices_is_told_from_its_ops(graph, wire):
             widened = [end for node, end in ours if "/widened" in node]
             assert max(sent) <= chunk.summed < min(widened)
     assert re.match(r"step [\d.]+ ms; after the pass [\d.]+ ms[:;] ", found.summary)
-    assert "GPU" not in str(found)
+    assert "GPU" not in str(found) and "cop" not in str(found)
+
+
+@STEP_ON_CPU
+def test_an_all_reduce_in_the_forward_pass_does_not_end_it(graph):
+    devices = ["/cpu:0", "/cpu:1"]
+    values = []
+    for device in devices:
+        with tf.device(device):
+            values.append(tf1.random_normal([100, 100]))
+    means = allreduce_grads([[tf.reduce_mean(value, 0)] for value in values], devices)
+    rows = []
+    for tower, device in enumerate(devices):
+        with tf.device(device):
+            value = values[tower] - means[tower][0]
+            for _ in range(10):
+                value = tf.tanh(tf.matmul(value, value), name=f"in_pass_of_{tower}")
+            rows.append([value])
+    metadata = metadata_of(allreduce_grads(rows, devices))
+    ends = ends_in(metadata)
+    for number, times in enumerate(cost(metadata, graph).towers):
+        last = max(end for node, end in ends if node.startswith(f"in_pass_of_{number}"))
+        assert times.pass_end == pytest.approx(last, abs=TO_THE_MICROSECOND)
 
 
 @STEP_ON_CPU
@@ -321,10 +329,8 @@ def test_one_tower_has_a_cost_too(graph):
 
 def test_a_step_without_a_trace_is_an_error_that_says_how_to_trace(graph):
     training_step()
-    with pytest.raises(AuditError, match=r"no trace; run the step with options=.*FULL_TRACE"):
+    with pytest.raises(AuditError, match=r"run the step with options=.*FULL_TRACE"):
         cost(tf1.RunMetadata(), graph)
-    with pytest.raises(AuditError, match=r"expected the RunMetadata of a session\.run"):
-        cost(None, graph)
 
 
 def test_a_run_without_the_all_reduce_is_an_error(graph):
@@ -353,36 +359,26 @@ def train(steps, *hooks):
 
 
 @STEP_ON_CPU
-def test_the_hook_traces_one_step_and_no_other(graph, tmp_path, caplog):
+def test_the_hook_traces_one_step_and_no_other(graph, tmp_path, capsys):
     tf1.add_to_collection("step", training_step())
-    caplog.set_level("INFO", "hier_allreduce")
     seen, hook = Seen(), CostHook(step=3, folder=tmp_path / "new" / "cost")
     assert hook.cost is None
     train(5, hook, seen)
     assert seen.traced == [False, False, True, False, False]
-    assert hook.cost is not None and hook.cost.summary in caplog.text
+    assert hook.cost is not None and hook.cost.summary in capsys.readouterr().out
     written = tmp_path / "new" / "cost"
     assert (written / "cost.txt").read_text(encoding="utf-8") == f"{hook.cost}\n"
     assert json.loads((written / "cost.json").read_text())["step"] == hook.cost.step
 
 
 @STEP_ON_CPU
-def test_without_matplotlib_the_hook_says_why_it_draws_none(graph, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    tf1.add_to_collection("step", training_step())
-    caplog.set_level("INFO", "hier_allreduce")
-    train(2, CostHook(step=1, folder=tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"cost.txt", "cost.json"}
-    assert "is written: a picture needs matplotlib: " in caplog.text
-
-
-@STEP_ON_CPU
-def test_training_goes_on_if_the_hook_cannot_write(graph, tmp_path, caplog):
+def test_training_goes_on_if_the_hook_cannot_write(graph, tmp_path, capsys):
     (tmp_path / "file").touch()
     tf1.add_to_collection("step", training_step())
-    caplog.set_level("INFO", "hier_allreduce")
     train(3, CostHook(step=1, folder=tmp_path / "file"))
-    assert f"not all of {tmp_path / 'file'} is written: " in caplog.text
+    assert (
+        f"not told, or not written: [Errno 17] File exists: '{tmp_path}" in capsys.readouterr().out
+    )
 
 
 @STEP_ON_CPU
@@ -393,17 +389,22 @@ def test_the_hook_without_a_folder_writes_nothing(graph, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_training_goes_on_if_the_step_has_no_cost(graph, caplog):
+def test_training_goes_on_if_the_step_has_no_cost(graph, capsys):
     training_step()
     tf1.add_to_collection("step", tf1.get_variable("w", [2], use_resource=True))
-    caplog.set_level("INFO", "hier_allreduce")
     hook = CostHook(step=1)
     train(2, hook)
     assert hook.cost is None
-    assert "no cost of this step: " in caplog.text
+    assert "none of the graph's all-reduces; fetch the updates" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("step", [0, -1, 1.0, True, "1"])
+@pytest.mark.parametrize("step", [0, -1])
 def test_a_step_that_never_comes_is_an_error(step):
-    with pytest.raises(HierAllreduceError, match=f"step={step!r}: expected the number of a step"):
+    with pytest.raises(HierAllreduceError, match=f"step={step}: steps are counted from 1"):
+        CostHook(step)
+
+
+@pytest.mark.parametrize("step", [1.5, "1"])
+def test_a_step_is_a_whole_number(step):
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         CostHook(step)

@@ -10,21 +10,14 @@
 """
 
 import pytest
-from tensorflow.core.framework import step_stats_pb2
+from helpers.traces import built_as, sent, step_of
 
 from hier_allreduce import Copy, Reduce
 from hier_allreduce_tools.cost.cost import cost_of
-from hier_allreduce.graph.record import AllReduce, SentTensor
 
 HOST = "/job:localhost/replica:0/task:0/device:"
 SCHEDULE = (Reduce((1,), 0), Copy(0, 1))
-BUILT = AllReduce(
-    "hier_allreduce/",
-    "flat",
-    ("/gpu:0", "/gpu:1"),
-    1,
-    (SentTensor("v", ("w",), SCHEDULE, 250, False, ""),),
-)
+BUILT = built_as("hier_allreduce/", ["/gpu:0", "/gpu:1"], [sent("v", SCHEDULE, 250)])
 NODES = [
     # device, label, when it was scheduled, begun and done by the processor
     ("CPU:0", "x = _Arg()", -5, -5, -4),
@@ -52,36 +45,11 @@ STREAMS = [
     ("1/stream:13", "update1:ResourceApplyGradientDescent", "", 35, 36),
     ("1/stream:16<MemcpyP2P>", "grad1/_2:_Send", "MemcpyP2P size:1000", 13, 20),
 ]
-START = 1_700_000_000_000_000  # µs
-
-
-def stats():
-    written = step_stats_pb2.StepStats()
-    for device, label, scheduled, begun, done in NODES:
-        part = written.dev_stats.add(device=HOST + device)
-        part.node_stats.add(
-            node_name=label.split(" = ")[0].split("] ")[-1],
-            timeline_label=label,
-            scheduled_micros=START + round(1000 * scheduled),
-            all_start_micros=START + round(1000 * begun),
-            op_end_rel_micros=round(1000 * (done - begun)),
-            all_end_rel_micros=round(1000 * (done - begun)),
-        )
-    for stream, name, label, begin, end in STREAMS:
-        part = written.dev_stats.add(device=f"/device:GPU:{stream}")
-        part.node_stats.add(
-            node_name=name,
-            timeline_label=label,
-            all_start_micros=START + 1000 * begin,
-            op_end_rel_micros=1000 * (end - begin),
-            all_end_rel_micros=1000 * (end - begin),
-        )
-    return written
 
 
 @pytest.fixture(scope="module")
 def found():
-    return cost_of(stats(), [BUILT])
+    return cost_of(step_of(NODES, STREAMS), [BUILT])
 
 
 def test_a_pass_ends_with_its_last_gradient_and_other_kernels_follow(found):
@@ -89,27 +57,25 @@ def test_a_pass_ends_with_its_last_gradient_and_other_kernels_follow(found):
     assert (first.device, second.device) == (f"{HOST}GPU:0", f"{HOST}GPU:1")
     assert (first.pass_end, first.end) == (10, 50)
     assert (second.pass_end, second.end) == (12, 36)
-    assert found.step == 50 and found.last is first
+    assert found.pass_end == 12 and found.step == 50 and found.last is first
 
 
-def test_gaps_have_reasons(found):
+def test_gaps_up_to_the_last_pass_end_have_reasons(found):
     first, second = found.towers
-    assert first.busy == {"pass": 10} and first.gaps == {}
+    assert first.busy == {"pass": 10} and first.gaps == {"towers": 2}
     assert second.busy == {"pass": 9}
-    assert second.gaps == pytest.approx({"input": 2, "processor": 1})
+    assert second.gaps == pytest.approx({"processor": 3})
 
 
-def test_what_follows_the_pass_is_told_by_kind(found):
+def test_what_follows_the_last_pass_is_told_by_kind(found):
     first, second = found.towers
-    assert first.after == pytest.approx({"copies": 10, "sum": 7, "update": 4, "pass": 19})
-    assert first.processor_after == pytest.approx({"sum": 2, "update": 2.5, "pass": 8.5})
-    assert first.updates_after == second.updates_after == 1
-    assert second.after == pytest.approx({"copies": 22, "update": 2})
+    assert first.after == pytest.approx({"towers": 8, "sum": 7, "update": 4, "pass": 19})
+    assert second.after == pytest.approx({"towers": 22, "update": 2})
 
 
 def test_a_chunk_has_its_times(found):
     (chunk,) = found.chunks
-    assert chunk == ("v", 0, 2, 12, 20, 27, 33, 36) and chunk.complete == 33
+    assert chunk == ("v", 0, 12, 20, 27, 33, 36) and chunk.complete == 33
 
 
 def test_links_and_processor(found):
@@ -119,14 +85,43 @@ def test_links_and_processor(found):
 
 
 def test_without_a_record_an_all_reduce_begins_where_a_tower_reads_another(found):
-    unknown = cost_of(stats())
+    unknown = cost_of(step_of(NODES, STREAMS))
     assert [tower.pass_end for tower in unknown.towers] == [10, 12]
     assert unknown.chunks == () and unknown.links == found.links
     assert unknown.towers[0].after == found.towers[0].after
 
 
+def test_devices_that_are_functions_are_told_from_the_trace(found):
+    def device(op):
+        return "/gpu:0"
+
+    unknown = cost_of(step_of(NODES, STREAMS), [BUILT._replace(devices=(device, device))])
+    assert unknown.towers == cost_of(step_of(NODES, STREAMS)).towers
+
+
 def test_a_step_in_the_order_of_another_machine_is_the_same(found):
-    written = stats()
-    parts = sorted(written.dev_stats, key=lambda part: str(part), reverse=True)
-    turned = step_stats_pb2.StepStats(dev_stats=parts)
+    turned = step_of(reversed(NODES), reversed(STREAMS))
     assert cost_of(turned, [BUILT]) == found
+
+
+# ---- statistics in a forward pass --------------------------------------------------------------
+
+STATISTICS = BUILT._replace(scope="hier_allreduce_1/")
+WITH_STATISTICS = [
+    ("GPU:0", "hier_allreduce_1/v/sum = AddN(mean0, mean1/_23)", 1, 1, 1.5),
+    ("GPU:1", "hier_allreduce_1/v/copy = Identity(hier_allreduce_1/v/sum/_25)", 2, 2, 2.2),
+    ("GPU:0", "mean0 = Mean()", -1, -1, -0.5),
+    ("GPU:1", "mean1 = Mean()", -1, -1, -0.5),
+    ("GPU:0", "grad0 = Mul(hier_allreduce_1/v/sum, x/_11)", 2, 3, 4),
+    ("GPU:1", "grad1 = Mul(hier_allreduce_1/v/copy, first, x/_13)", 6, 6.5, 7),
+]
+
+
+def test_an_all_reduce_in_the_forward_pass_does_not_end_it(found):
+    replaced = [label.split(" = ")[0] for _, label, *_ in WITH_STATISTICS]
+    nodes = [row for row in NODES if row[1].split(" = ")[0] not in replaced] + WITH_STATISTICS
+    for all_reduces in ([STATISTICS, BUILT], [BUILT, STATISTICS._replace(tensors=())]):
+        with_statistics = cost_of(step_of(nodes, STREAMS), all_reduces)
+        assert [tower.pass_end for tower in with_statistics.towers] == [10, 12]
+        after = [tower.after for tower in with_statistics.towers]
+        assert after == [tower.after for tower in found.towers]

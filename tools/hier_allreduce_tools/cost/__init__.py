@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .cost import Cost, cost
-from .cost_hook import CostHook
+from .hook import CostHook
 
 __all__ = ["Cost", "CostHook", "cost"]

@@ -2,7 +2,7 @@
 
 ::
 
-    step 103.7 ms; after the pass 3.1 ms: updates 1.9, waiting for copies 1.1, sums 0.1; …
+    step 104.4 ms; after the pass 1.9 ms: updates 1.6, waiting for copies 0.1, packing 0.1; …
 """
 
 from __future__ import annotations
@@ -11,24 +11,32 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
-from typing import Any, DefaultDict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
-from hier_allreduce.compat import tf1
-from hier_allreduce.errors import AuditError
-from hier_allreduce.formatting import amount, count, rate, table
-from hier_allreduce.graph.devices import is_gpu
-from hier_allreduce.graph.record import AllReduce, all_reduces
+from hier_allreduce import AllReduce, AuditError, all_reduces
+
+from ..text import amount, rate, table
 from . import picture
-from .gaps import COPIES, PROCESSOR, Gaps
-from .pieces import ChunkTimes, Link, TowerTimes, chunks_in, links_in, tower_of
 from .remedy import remedy_for
-from .trace import Trace
-from .traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE, TracedStep
+from .step import COPY, PACK, PASS, SUM, UNPACK, UPDATE, Step, is_gpu
+from .times import (
+    PROCESSOR,
+    TIMES,
+    TOWERS,
+    ChunkTimes,
+    Link,
+    TowerTimes,
+    chunks_in,
+    cut,
+    links_in,
+    pass_end_of,
+    segments_of,
+    tower_of,
+)
 
-# What follows the pass, in the words of the summary.
+# What follows the passes, in the words of the summary.
 _WORDS = {
     UPDATE: "updates",
-    COPIES: "waiting for copies",
     SUM: "sums",
     UNPACK: "unpacking",
     PACK: "packing",
@@ -44,7 +52,7 @@ class Cost(NamedTuple):
     Attributes:
         towers: K towers.
         chunks: of this package's all-reduces, in the order in which they are ready.
-        links: pairs of towers with copies.
+        links: pairs of towers with copies; none on CPU devices.
         processor_ahead: ms from the begin of an op on the processor to that of its kernel: the
             median over the kernels of all passes. On CPU devices 0.
         remedy: a sentence about what would help most, if the trace shows it; otherwise empty.
@@ -69,21 +77,25 @@ class Cost(NamedTuple):
         return self.last.end
 
     @property
+    def pass_end(self) -> float:
+        """The ms from the step's first kernel to the end of the last tower's pass."""
+        return max(tower.pass_end for tower in self.towers)
+
+    @property
     def summary(self) -> str:
-        """The step in one line, as its last tower sees it, and the remedy."""
-        last_tower = self.last
+        """The step in one line, and the remedy."""
         clauses = [f"step {self.step:.1f} ms"]
-        longest_first = sorted(last_tower.after.items(), key=lambda kind_and_ms: -kind_and_ms[1])
-        long = [f"{_WORDS[kind]} {ms:.1f}" for kind, ms in longest_first if ms >= _SEEN]
-        after = f"after the pass {last_tower.end - last_tower.pass_end:.1f} ms"
+        waiting = "waiting for copies" if self.links else "waiting for other towers"
+        pieces = sorted(self.last.after.items(), key=lambda kind_and_ms: -kind_and_ms[1])
+        long = [f"{_WORDS.get(kind, waiting)} {ms:.1f}" for kind, ms in pieces if ms >= _SEEN]
+        after = f"after the pass {self.step - self.pass_end:.1f} ms"
         clauses.append(f"{after}: {', '.join(long)}" if long else after)
         # The latest chunk tells whether the sums, or what comes after them, end the step.
-        latest = max(self.chunks, key=lambda chunk: chunk.complete, default=None)
-        if latest is not None:
-            late = latest.complete - last_tower.pass_end
-            where = f"{abs(late):.1f} ms {'after' if late > 0 else 'before'} its end"
-            clauses.append(f"last chunk everywhere {where} ({count(latest.hops, 'hop')})")
-        ms_by_src: DefaultDict[int, float] = defaultdict(float)
+        if self.chunks:
+            late = max(chunk.complete for chunk in self.chunks) - self.pass_end
+            where = "after" if late > 0 else "before"
+            clauses.append(f"last chunk everywhere {abs(late):.1f} ms {where} its end")
+        ms_by_src: Dict[int, float] = defaultdict(float)
         for link in self.links:
             ms_by_src[link.src] += link.ms
         if ms_by_src:
@@ -91,57 +103,52 @@ class Cost(NamedTuple):
             place = self.towers[busiest].place
             clauses.append(f"busiest sender {place}: {ms_by_src[busiest]:.1f} ms")
         # On a CPU device nobody launches kernels, so that there is no lead.
-        if is_gpu(last_tower.device):
+        if is_gpu(self.last.device):
             clauses.append(f"the processor was {self.processor_ahead:.1f} ms ahead")
         line = "; ".join(clauses)
         return f"{line}. {self.remedy}" if self.remedy else line
 
     def __str__(self) -> str:
-        lines = [["ms", "pass ends", "gaps", "for copies", "for the processor", "after it", "ends"]]
+        lines = [["ms", "pass ends", "for other towers", "for the processor", "ends"]]
         for tower in self.towers:
-            waits = [tower.gaps.get(reason, 0.0) for reason in (COPIES, PROCESSOR)]
-            gaps = [sum(tower.gaps.values()), *waits]
-            times = [tower.pass_end, *gaps, tower.end - tower.pass_end, tower.end]
-            lines.append([tower.place, *(f"{time:.1f}" for time in times)])
-        tables = [table(lines)]
+            waits = [tower.gaps.get(reason, 0.0) for reason in (TOWERS, PROCESSOR)]
+            lines.append([tower.place, *map(_digit, [tower.pass_end, *waits, tower.end])])
+        parts = [self.summary, table(lines)]
         if self.chunks:
-            lines = [["chunk, ms", "root", "hops", "ready", "sent", "summed", "copied", "updated"]]
+            # Times that no chunk has are left out: CPU devices make no copies.
+            names = [name for name in TIMES if any(getattr(c, name) for c in self.chunks)]
+            lines = [["chunk, ms", "root", *names]]
             for chunk in self.chunks:
-                times_of_chunk = ["–" if ms is None else f"{ms:.1f}" for ms in chunk.times]
-                lines.append([chunk.name, str(chunk.root), str(chunk.hops), *times_of_chunk])
-            tables.append(table(lines))
-        # From line to column: the bytes, and the speed while they were copied.
+                times = [_digit(getattr(chunk, name)) for name in names]
+                lines.append([chunk.name, "–" if chunk.root is None else str(chunk.root), *times])
+            parts.append(table(lines))
         if self.links:
-            link_by_pair = {(link.src, link.dst): link for link in self.links}
+            # From line to column: the bytes, and the speed while they were copied.
             places = [tower.place for tower in self.towers]
-            lines = [["from, to", *places]]
-            for src, place in enumerate(places):
-                cells = [place]
-                for dst in range(len(places)):
-                    link = link_by_pair.get((src, dst))
-                    cells.append(f"{amount(link.bytes)}, {rate(link.speed)}" if link else ".")
-                lines.append(cells)
-            tables.append(table(lines, all_right=True))
-        return "\n\n".join([self.summary, *tables])
+            lines = [["from, to", *places], *([place] + ["."] * len(places) for place in places)]
+            for link in self.links:
+                lines[link.src + 1][link.dst + 1] = f"{amount(link.bytes)}, {rate(link.speed)}"
+            parts.append(table(lines, all_right=True))
+        return "\n\n".join(parts)
 
     def to_json(self) -> str:
         """Return the summary and all numbers, in ms and bytes, as JSON. Bars are left out."""
-        fields = self._asdict()
-        del fields["bars"]
+        numbers: Dict[str, Any] = {"summary": self.summary, "step": self.step}
         for field in ("towers", "chunks", "links"):
-            fields[field] = [piece._asdict() for piece in fields[field]]
-        return json.dumps({"summary": self.summary, "step": self.step, **fields}, indent=1)
+            numbers[field] = [piece._asdict() for piece in getattr(self, field)]
+        numbers["processor_ahead"] = self.processor_ahead
+        return json.dumps(numbers, indent=1)
 
     def draw(self, path: Union[str, Path]) -> None:
-        """Draw each tower's kernels and copies over time into a .png, .svg or .pdf.
-
-        Raises:
-            HierAllreduceError: matplotlib is missing, or has no such format.
-        """
+        """Draw each tower's kernels and copies over time into a .png, .svg or .pdf."""
         places = [tower.place for tower in self.towers]
         ends = [tower.pass_end for tower in self.towers]
         words = "ms after the first kernel of the step"
         picture.draw(self.bars, places, self.summary, path, ends, words)
+
+
+def _digit(ms: Optional[float]) -> str:
+    return "–" if ms is None else f"{ms:.1f}"
 
 
 def cost(step: Any, graph: Optional[Any] = None) -> Cost:
@@ -149,16 +156,18 @@ def cost(step: Any, graph: Optional[Any] = None) -> Cost:
 
     ::
 
+        from hier_allreduce_tools.cost import cost
+
         traced = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
         seen = tf.compat.v1.RunMetadata()
         session.run(train_op, options=traced, run_metadata=seen)
-        print(hier_allreduce.cost(seen, session.graph))
+        print(cost(seen, session.graph))
 
     :class:`CostHook` does this in a ``MonitoredSession`` or an estimator, ``CostCallback`` in
     tensorpack. Trace a step that others have preceded, because the first ones also allocate and
-    compile. Times are those of CUPTI's streams on GPUs, and those of ops on CPU devices, where
-    copies take none. If no all-reduce of this package was built in ``graph``, the towers are the
-    GPUs, an all-reduce begins where one reads from another, and there are no chunks.
+    compile. Times are those of CUPTI's streams on GPUs, and those of ops on CPU devices. If no
+    all-reduce of hier_allreduce was built in ``graph``, the towers are the GPUs, an all-reduce
+    begins where one reads from another, and there are no chunks.
 
     Args:
         step: the RunMetadata of a ``session.run`` with ``trace_level=FULL_TRACE``.
@@ -171,45 +180,38 @@ def cost(step: Any, graph: Optional[Any] = None) -> Cost:
         AuditError: the step, or the streams of its GPUs, were not traced; or it ran none of the
             graph's all-reduces, or no kernel on their devices.
     """
-    all_reduces = all_reduces(graph or tf1.get_default_graph())
-    if not hasattr(step, "step_stats"):
-        raise AuditError(f"{step!r}: expected the RunMetadata of a session.run")
-    return cost_of(step.step_stats, all_reduces)
+    return cost_of(step.step_stats, all_reduces(graph))
 
 
-def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
+def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
     """Return the cost of a step from its ``step_stats`` and the all-reduces of its graph.
 
     Raises: as :func:`cost`.
     """
-    # One tower has nothing to send, and its all-reduces have no steps.
-    all_reduces = [built for built in all_reduces if len(built.devices) > 1]
-    step = TracedStep(Trace(step_stats), all_reduces)
-    if all_reduces and not step.all_reduces:
+    # One tower has nothing to send, and a trace cannot tell which device a function has chosen.
+    told = [one for one in built if len(one.devices) > 1 and not any(map(callable, one.devices))]
+    step = Step(step_stats, told)
+    if told and not step.all_reduces:
         raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
-    gaps = Gaps(step)
-    segments = [gaps.segments(device) for device in step.devices]  # of K towers
-    towers = [tower_of(step, device, spans) for device, spans in zip(step.devices, segments)]
-    chunks = chunks_in(step)
-    links = links_in(step.copies)
+    pass_ends = [pass_end_of(step, device) for device in step.devices]
+    cuts = [cut(segments_of(step, device), max(pass_ends)) for device in step.devices]
+    towers = []
+    for device, pass_end, (early, late) in zip(step.devices, pass_ends, cuts):
+        towers.append(tower_of(step, device, pass_end, early, late))
+    bars = []
     # The median tells the lead, because a processor that stops for one op makes the mean long.
     ahead = []
-    bars = []
     for tower, device in enumerate(step.devices):
-        for kernel in step.trace.kernels[device]:
+        for kernel in step.kernels[device]:
             kind = step.kind(kernel.node)
             bars.append(picture.Bar(tower, kind, kernel.begin, kernel.end))
             if kind == PASS:
-                ahead.append(kernel.begin - step.trace.nodes[kernel.node].start)
-    for copy in step.copies:
-        bars.append(picture.Bar(copy.src, COPY, copy.begin, copy.end))
+                ahead.append(kernel.begin - step.nodes[kernel.node].start)
+    bars += (picture.Bar(copy.src, COPY, copy.begin, copy.end) for copy in step.copies)
+    chunks = chunks_in(step)
+    links = links_in(step.copies)
     # The tower that ends last tells what the step waited for.
     ends_last = max(range(len(towers)), key=lambda tower: towers[tower].end)
-    return Cost(
-        tuple(towers),
-        tuple(chunks),
-        tuple(links),
-        max(0.0, median(ahead)) if ahead else 0.0,
-        remedy_for(towers, ends_last, segments[ends_last], chunks, links, step.copies),
-        tuple(bars),
-    )
+    remedy = remedy_for(towers, cuts[ends_last][1], chunks, links, step.copies)
+    lead = max(0.0, median(ahead)) if ahead else 0.0
+    return Cost(tuple(towers), tuple(chunks), tuple(links), lead, remedy, tuple(bars))

@@ -3,137 +3,117 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
-from hier_allreduce.formatting import rate, rounded
-from hier_allreduce.graph.devices import is_gpu
-from .gaps import COPIES, PROCESSOR, Segment
-from .pieces import ChunkTimes, Link, TowerTimes
-from .traced import PACK, SUM, UNPACK, UPDATE, TowerCopy
+from ..text import rate, rounded
+from .step import TowerCopy, is_gpu
+from .times import PROCESSOR, TOWERS, ChunkTimes, Link, Segment, TowerTimes
 
-# A remedy must be worth this fraction of a step.
-_LEAST_GAIN = 0.03
-# A link is slow below this fraction of the other links' median speed.
-_SLOW = 0.5
+_LEAST_GAIN = 0.03  # of a step, that a remedy must be worth
+_SLOW = 0.5  # of the other links' median speed, below which a link is slow
 
-
-class Remedy(NamedTuple):
-    """A sentence, and the ms for which the last tower waited that it explains."""
-
-    text: str
-    ms: float
+Remedies = List[Tuple[float, str]]  # the ms that each explains, and a sentence
 
 
 def remedy_for(
     towers: Sequence[TowerTimes],
-    ends_last: int,
-    segments: Sequence[Segment],
+    late: Sequence[Segment],
     chunks: Sequence[ChunkTimes],
     links: Sequence[Link],
     copies: Sequence[TowerCopy],
 ) -> str:
-    """Return the remedy that explains most of what the last tower waited; empty if none does.
+    """Return the remedy that explains most of a step's waits; empty if none is worth it.
 
     Args:
         towers: the K towers.
-        ends_last: the tower that ends last.
-        segments: its time.
-        chunks: those of all all-reduces.
-        links: the pairs of towers with copies.
-        copies: those between the towers.
+        late: what the tower that ends last did after the end of the last pass.
+        chunks, links, copies: those of the step.
     """
-    places = [tower.place for tower in towers]
-    # Only what the last tower waited for can make the step shorter.
-    waits = [segment for segment in segments if segment.reason == COPIES]
-    remedies = [
-        *_slow_link(links, copies, waits, places),
-        *_one_root(chunks, copies, waits, places),
-        *_processor(towers[ends_last]),
-    ]
-    best = max(remedies, key=lambda remedy: remedy.ms, default=None)
-    return best.text if best is not None and best.ms >= _LEAST_GAIN * towers[ends_last].end else ""
+    least = _LEAST_GAIN * max(tower.end for tower in towers)
+    of_copies = _slow_link(towers, late, links, copies) + _one_root(towers, late, chunks, copies)
+    # A late pass comes first, because all else waits for it.
+    for remedies in (_late_pass(towers), of_copies + _processor(towers, late)):
+        ms, text = max(remedies, default=(0.0, ""))
+        if ms >= least:
+            return text
+    return ""
+
+
+def _late_pass(towers: Sequence[TowerTimes]) -> Remedies:
+    *others, last = sorted(towers, key=lambda tower: tower.pass_end)
+    if not others:
+        return []
+    ms = last.pass_end - median(tower.pass_end for tower in others)
+    text = (
+        f"{last.place} ends its pass {rounded(ms)} ms after the others (in the median): compare its"
+        " work, input and clock with theirs; another all-reduce does not help"
+    )
+    return [(ms, text)]
 
 
 def _slow_link(
+    towers: Sequence[TowerTimes],
+    late: Sequence[Segment],
     links: Sequence[Link],
     copies: Sequence[TowerCopy],
-    waits: Sequence[Segment],
-    places: Sequence[str],
-) -> Iterator[Remedy]:
-    """Yield a remedy if one link is slow, and copies were on it while the last tower waited."""
-    slowest = min(links, key=lambda link: link.speed, default=None)
-    # Of two links nobody can tell which one is unusual.
-    if slowest is None or len(links) < 3:
-        return
-    usual = median(link.speed for link in links if link is not slowest)
+) -> Remedies:
+    if len(links) < 3:  # of two links nobody can tell which one is unusual
+        return []
+    slowest, *others = sorted(links, key=lambda link: link.speed)
+    usual = median(link.speed for link in others)
     if slowest.speed >= _SLOW * usual:
-        return
-    pair = (slowest.src, slowest.dst)
-    ms = _overlap(waits, [copy for copy in copies if (copy.src, copy.dst) == pair])
-    yield Remedy(
-        f"The copies from {places[slowest.src]} to {places[slowest.dst]} reach"
+        return []
+    text = (
+        f"The copies from {towers[slowest.src].place} to {towers[slowest.dst].place} reach"
         f" {rate(slowest.speed)}, others {rate(usual)}: look at this link with"
-        " `hier-allreduce doctor --copies`, or choose groups that avoid it",
-        ms,
+        " `hier-allreduce doctor --copies`, or choose groups that avoid it"
     )
+    on_link = [copy for copy in copies if (copy.src, copy.dst) == slowest[:2]]
+    return [(_waited(late, on_link), text)]
 
 
 def _one_root(
+    towers: Sequence[TowerTimes],
+    late: Sequence[Segment],
     chunks: Sequence[ChunkTimes],
     copies: Sequence[TowerCopy],
-    waits: Sequence[Segment],
-    places: Sequence[str],
-) -> Iterator[Remedy]:
-    """Yield a remedy if all chunks have one root, and the last tower waited for its copies."""
+) -> Remedies:
     roots = {chunk.root for chunk in chunks}
-    if len(roots) != 1 or len(chunks) < 2 or len(places) < 3:
-        return
-    (root,) = roots
-    ms = _overlap(waits, [copy for copy in copies if root in (copy.src, copy.dst)])
-    yield Remedy(
-        f"{places[root]} receives all gradients, and sends all sums: let the roots rotate, as they"
-        " do by default",
-        ms,
+    root = roots.pop() if len(roots) == 1 else None
+    if root is None or len(chunks) < 2 or len(towers) < 3:
+        return []
+    text = (
+        f"{towers[root].place} receives all gradients, and sends all sums: let the roots rotate, as"
+        " they do by default"
     )
+    of_root = [copy for copy in copies if root in (copy.src, copy.dst)]
+    return [(_waited(late, of_root), text)]
 
 
-def _processor(last_tower: TowerTimes) -> Iterator[Remedy]:
-    """Yield remedies for the time in which the last tower, a GPU, waited for the processor."""
-    if not is_gpu(last_tower.device):  # the threads of a CPU device are the processor
-        return
-    early = last_tower.gaps.get(PROCESSOR, 0.0)
-    late = last_tower.processor_after
-    # Each wait has a sentence of its own, because each has another cure.
-    of_chunks = sum(late.get(kind, 0.0) for kind in (PACK, SUM, UNPACK))
-    of_updates = late.get(UPDATE, 0.0)
-    yield Remedy(
-        f"The pass waited {rounded(early)} ms for the processor, which launches its kernels too"
-        " late: fewer or larger ops in the model help, another all-reduce does not",
-        early,
-    )
-    yield Remedy(
-        f"The last chunks waited {rounded(of_chunks)} ms for the processor: larger chunks help",
-        of_chunks,
-    )
-    yield Remedy(
-        f"The updates waited {rounded(of_updates)} ms for the processor, which launches"
-        f" {last_tower.updates_after} of them after the pass: fewer variables, or fewer ops in an"
-        " update, help",
-        of_updates,
-    )
-
-
-def _overlap(waits: Iterable[Segment], copies: Iterable[TowerCopy]) -> float:
-    """Return the ms of the waits in which one of the copies ran, or more."""
-    # Copies that overlap become one span, because each ms counts once.
-    spans: List[Tuple[float, float]] = []
-    for begin, end in sorted((copy.begin, copy.end) for copy in copies):
-        if spans and begin <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
-        else:
-            spans.append((begin, end))
+def _waited(late: Sequence[Segment], copies: Sequence[TowerCopy]) -> float:
+    """Return the ms in which a tower waited for others, and one of the copies ran, or more."""
     ms = 0.0
-    for wait in waits:
-        for begin, end in spans:
-            ms += max(0.0, min(end, wait.end) - max(begin, wait.begin))
+    for segment in late:
+        done = segment.begin if segment.reason == TOWERS else segment.end
+        for copy in copies:  # in order of their begin, so that each ms counts once
+            end = min(segment.end, copy.end)
+            ms += max(0.0, end - max(done, copy.begin))
+            done = max(done, end)
     return ms
+
+
+def _processor(towers: Sequence[TowerTimes], late: Sequence[Segment]) -> Remedies:
+    if not is_gpu(towers[0].device):  # the threads of a CPU device are the processor
+        return []
+    early = max(towers, key=lambda tower: tower.pass_end).gaps.get(PROCESSOR, 0.0)
+    of_pass = (
+        f"The pass waited {rounded(early)} ms for the processor, which launches its kernels too"
+        " late: fewer or larger ops in the model, or a faster input, help; another all-reduce does"
+        " not"
+    )
+    ms = sum(segment.end - segment.begin for segment in late if segment.reason == PROCESSOR)
+    of_updates = (
+        f"The kernels after the pass waited {rounded(ms)} ms for the processor: fewer variables,"
+        " fewer ops in an update, or larger chunks help"
+    )
+    return [(early, of_pass), (ms, of_updates)]

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from tensorpack.callbacks import Callback
 from tensorpack.utils import logger
 
-from . import Cost, CostHook
+from .cost import Cost
+from .hook import CostHook
 
 
-class CostCallback(Callback):  # type: ignore[misc]
-    """Traces one step of a training, and logs what it cost: a :class:`.CostHook` for tensorpack.
+class CostCallback(Callback):
+    """Traces one step of a training, and prints what it cost: a :class:`.CostHook` for tensorpack.
 
     ::
 
+        from hier_allreduce_tools.cost.tensorpack import CostCallback
+
         config = TrainConfig(callbacks=[CostCallback()], …)
 
-    Any trainer may have it.
-
-    Args:
-        step: the number of the step that is traced, from 1.
-        folder: gets ``cost.txt``, ``cost.json`` and ``cost.png``; by default the folder of
-            tensorpack's logger, if that has one.
-
-    Attributes:
-        cost: a :class:`.Cost`, after the step; None before it.
-
-    Raises:
-        HierAllreduceError: ``step`` is no whole number from 1 on.
+    Any trainer may have it. Arguments, attributes and errors are those of :class:`.CostHook`, but
+    that ``folder`` is by default the one of tensorpack's logger, if that has one.
     """
 
     _chief_only = False  # each host may have it
@@ -37,14 +30,10 @@ class CostCallback(Callback):  # type: ignore[misc]
     def __init__(self, step: int = 100, folder: Optional[Union[str, Path]] = None):
         # tensorpack's HookToCallback fails on TensorFlow 2
         self._hook = CostHook(step, folder or logger.get_logger_dir())
+        self._before_run = self._hook.before_run
+        self._after_run = self._hook.after_run
 
     @property
     def cost(self) -> Optional[Cost]:
         """The cost of the step, once it was traced."""
         return self._hook.cost
-
-    def _before_run(self, ctx: Any) -> Any:
-        return self._hook.before_run(ctx)
-
-    def _after_run(self, ctx: Any, run_values: Any) -> None:
-        self._hook.after_run(ctx, run_values)

@@ -1,4 +1,4 @@
-"""Executed copies in the terms of a plan.
+"""The copies of a step in the terms of a plan: those that were planned, and those that ran.
 
 A plan has towers where TensorFlow has devices, and recorded tensors where it has ops.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
@@ -19,8 +19,6 @@ from .partitions import Crossing, crossings
 
 OTHER_HOSTS = "other hosts"
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
-# Grappler neither folds nor merges these, because the client feeds them.
-_FED = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _UPDATE = re.compile(r"(Resource)?(Sparse)?Apply|(Resource)?Scatter|Assign")
 
 # The first tower on a device; the name of a device that belongs to no tower; or OTHER_HOSTS
@@ -36,12 +34,9 @@ class Traffic:
         tensor: what the record says of it.
         planned: the number of copies by pair of places; at most 1 where towers share devices.
         executed: the number of copies that ran, by pair of places.
-        unneeded: the missing copies that nobody needs.
-        is_constant: whether all ops of the tensor compute constants; False in a step without
-            missing copies.
         dtypes: the dtype of the executed copies, by pair.
         sources: the ops whose results were copied, by pair.
-        ran: whether an op of the tensor was executed.
+        ran_at: the places at which an op of the tensor ran.
     """
 
     def __init__(self, all_reduce: AllReduce, tensor: SentTensor):
@@ -49,11 +44,9 @@ class Traffic:
         self.tensor = tensor
         self.planned: Counter = Counter()
         self.executed: Counter = Counter()
-        self.unneeded: Counter = Counter()
-        self.is_constant = False
         self.dtypes: Dict[Pair, str] = {}
         self.sources: Dict[Pair, Set[str]] = defaultdict(set)
-        self.ran = False
+        self.ran_at: Set[Place] = set()
         fields_of_towers = [device_fields(device) for device in all_reduce.devices]
         self._first_on_device = [fields_of_towers.index(fields) for fields in fields_of_towers]
         for move in tensor.schedule:
@@ -111,9 +104,21 @@ class ExecutedStep:
                 self.traffics.append(traffic)
                 self._traffic_by_scope[f"{prefix}{all_reduce.scope}{tensor.name}"] = traffic
         self._count(partitions)
-        # What nobody needs is found only where copies are missing, because that takes a while.
-        if any(traffic.planned - traffic.executed for traffic in self.traffics):
-            self._find_unneeded()
+
+    def edges_kept(self, all_reduce: AllReduce) -> int:
+        """Return how many of the ops that wait for a sum still came after it."""
+        sources_by_name: Dict[str, List[str]] = {}
+        for node in self._nodes:
+            sources = [source.lstrip("^").partition(":")[0] for source in node.input]
+            sources_by_name[node.name] = sources
+        kept = 0
+        for total, op in all_reduce.edges:
+            # The call of a function is replaced by the function's ops.
+            waiting = [self._prefix + op]
+            if waiting[0] not in sources_by_name:
+                waiting = [name for name in sources_by_name if name.startswith(f"{waiting[0]}/")]
+            kept += self._prefix + total in _all_before(waiting, sources_by_name)
+        return kept
 
     def _owner(self, op: str) -> Optional[Traffic]:
         """Return the traffic of the tensor to which an op belongs by its name; None for others."""
@@ -154,7 +159,7 @@ class ExecutedStep:
             owner = self._owner(node.name)
             if owner is None:
                 continue
-            owner.ran = True
+            owner.ran_at.add(owner.place(node.device))
             if node.op.startswith(_COLLECTIVE):
                 pair = (owner.place(node.device), OTHER_HOSTS)
                 owner.add(owner.executed, pair)
@@ -196,41 +201,6 @@ class ExecutedStep:
                     yield f"tower {tower} ({device}): {op.name!r} ({op.type}) ran on {node.device}"
                     break
 
-    def _find_unneeded(self) -> None:
-        """Note the missing copies that nobody needs, and the tensors that are constant.
-
-        Nobody needs copies of constants, which Grappler folds, nor of values that another copy has
-        brought, because Grappler merges ops that compute the same, as in a sum and a mean of the
-        same gradients.
-        """
-        computation_by_op, constants = _computations(self._graph)
-        for traffic in self.traffics:
-            traffic.is_constant = True
-        # Values are known by what computes them, because Grappler keeps one of several equal ops.
-        values_over: Dict[Tuple[Traffic, Pair], Set[Any]] = defaultdict(set)
-        for op in self._graph.get_operations():
-            owner = self._owner(self._prefix + op.name)
-            if owner is None:
-                continue
-            if computation_by_op[op.name] not in constants:
-                owner.is_constant = False
-            for tensor in op.inputs:
-                pair = owner.place(tensor.device), owner.place(op.device)
-                devices = owner.all_reduce.devices
-                computation = computation_by_op[tensor.op.name]
-                value = computation, tensor.value_index, pair, devices
-                values_over[owner, pair].add(value)
-        # What a full pair of copies brought is there, so that nobody needs it once more.
-        brought: Set[Any] = set()
-        for (traffic, pair), values in values_over.items():
-            if 0 < traffic.planned[pair] <= traffic.executed[pair]:
-                brought |= values
-        for (traffic, pair), values in values_over.items():
-            needed = [value for value in values - brought if value[0] not in constants]
-            if len(needed) <= traffic.executed[pair]:
-                missing = traffic.planned[pair] - traffic.executed[pair]
-                traffic.unneeded[pair] = max(0, missing)
-
 
 def _place(device: str, devices: Sequence[Any]) -> Place:
     """Return the first tower whose device is the executed ``device``; itself if there is none."""
@@ -238,41 +208,25 @@ def _place(device: str, devices: Sequence[Any]) -> Place:
     return device if tower is None else tower
 
 
+def _all_before(names: Sequence[str], sources_by_name: Mapping[str, Sequence[str]]) -> Set[str]:
+    """Return the nodes that some nodes need, by data or control edges, and these themselves."""
+    found: Set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += sources_by_name.get(name, ())
+    return found
+
+
 def check_devices(all_reduce: AllReduce) -> None:
-    """Raise an AuditError if a tower's device has no name to compare."""
+    """Raise an AuditError if a tower's device has no name that tells it from all others."""
+    if len(all_reduce.devices) == 1:
+        return
     for tower, device in enumerate(all_reduce.devices):
-        if callable(device):
+        if callable(device) or device_fields(device).device_index is None:
             raise AuditError(
-                f"tower {tower}: its device is a function; an audit needs devices by name"
+                f"{all_reduce.scope}: tower {tower} is on {device!r}, and copies to it cannot be"
+                " told from others; an audit needs devices by type and number, such as '/gpu:0'"
             )
-
-
-def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
-    """Return a number for each op, and the numbers of constants.
-
-    Ops that compute the same have the same number.
-    """
-    number_by_op: Dict[str, int] = {}
-    number_by_key: Dict[Any, int] = {}
-    constants: Set[int] = set()
-    for op in graph.get_operations():  # an op comes after its inputs' ops, but in loops
-        is_single = op.op_def.is_stateful or op.type in _FED
-        key: Any = op.name
-        # Ops compute the same if they differ in nothing but their names, and read the same.
-        if not is_single:
-            definition = op.node_def
-            definition.ClearField("name")
-            definition.ClearField("input")
-            definition.attr.pop("_class", None)  # the ops that share its device
-            reads = []
-            for tensor in op.inputs:
-                source = number_by_op.get(tensor.op.name, tensor.name)
-                reads.append((source, tensor.value_index))
-            key = definition.SerializeToString(deterministic=True), tuple(reads)
-        number_by_op[op.name] = number_by_key.setdefault(key, len(number_by_key))
-        # The shape of a Fill does not count, because Grappler drops zeros of any shape.
-        inputs = op.inputs[1:] if op.type == "Fill" else op.inputs
-        are_constant = all(number_by_op.get(tensor.op.name) in constants for tensor in inputs)
-        if not is_single and are_constant:
-            constants.add(number_by_op[op.name])
-    return number_by_op, constants

@@ -1,0 +1,295 @@
+"""One traced step: what ran on each tower, when, and what for.
+
+::
+
+    processor   scheduled ─► start ── launch ──► end                        a node
+    GPU                                  begin ── kernel, copy ──► end      what runs for it
+
+TensorFlow writes both into ``RunMetadata.step_stats``. Its executor knows the nodes; CUPTI knows
+the kernels and copies of GPUs, and calls them by their nodes. On a CPU device a node is its own
+kernel, and there are no copies, because devices read each other's memory. All times are ms after
+the first kernel of the step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from hier_allreduce import AllReduce, AuditError
+
+# Kinds of nodes. A copy is no node, but has a kind, because it has a color in the picture too.
+PASS, PACK, SUM, UNPACK, UPDATE, COPY = "pass", "pack", "sum", "unpack", "update", "copy"
+
+_LABEL = re.compile(r"(?:\[.*?\] )?\S+ = (\w+)\((.*)\)$", re.DOTALL)
+_STREAM = re.compile(r"(?:.*/)?device:GPU:\d+/stream:\d+(?:<.*>)?$", re.IGNORECASE)
+_NUMBERED = re.compile(r"(.+)/_(\d+)$")  # a _Send or _Recv
+_SIZE = re.compile(r"\b(?:size|bytes):(\d+)")  # CUDA says size, ROCm bytes
+_TRANSFERS = ("_Send", "_HostSend", "_Recv", "_HostRecv")
+_UPDATE = re.compile(r"(Resource)?(Sparse)?Apply")
+_REDUCING = re.compile(r"Nccl|Collective")
+
+Edges = Dict[str, List[str]]
+
+
+class Input(NamedTuple):
+    """What a node reads, or waits for."""
+
+    node: str  # whose result it is
+    receive: int  # in the name of the _Recv that brings it from another device; 0 on the same one
+    is_control: bool  # whether the reader only waits
+
+
+class Node(NamedTuple):
+    """An op that the processor executed."""
+
+    op: str  # its type
+    device: str
+    inputs: Tuple[Input, ...]
+    scheduled: float  # when all inputs were there
+    start: float  # when the processor began it
+    end: float  # when the processor had done it; on a GPU it was launched then
+
+
+class Kernel(NamedTuple):
+    """What ran for a node on its device."""
+
+    node: str
+    begin: float
+    end: float
+
+
+class TowerCopy(NamedTuple):
+    """A copy from tower ``src`` to tower ``dst``."""
+
+    src: int
+    dst: int
+    node: str  # whose result it is
+    readers: Tuple[str, ...]  # the nodes that read it on dst
+    begin: float
+    end: float
+    bytes: int
+
+
+class Step:
+    """The step of K towers, from the ``step_stats`` of a RunMetadata.
+
+    Attributes:
+        nodes: by name.
+        sources, readers: for each node those whose results it reads, and those that read its own.
+        kernels: by device, in order of their begin.
+        ends: when the last kernel of each node ended; views have none.
+        all_reduces: those of this package that ran.
+        devices: of the towers, as executed. Towers that share one are one.
+        copies: between towers, in order of their begin.
+        arrivals: when a copy had arrived, by its node and the number of its ``_Recv``.
+        kinds: what nodes are for, but those of the pass.
+        gradients: the nodes that only the towers' passes need.
+
+    Raises:
+        AuditError: the step, or the streams of its GPUs, were not traced; or no tower ran.
+    """
+
+    def __init__(self, step_stats: Any, all_reduces: Sequence[AllReduce]):
+        executed: Dict[str, Tuple[Any, str]] = {}
+        streams: List[Any] = []
+        for part in step_stats.dev_stats:
+            if part.device.startswith("/job:"):
+                executed.update(
+                    {stats.node_name: (stats, part.device) for stats in part.node_stats}
+                )
+            elif _STREAM.match(part.device):
+                streams += part.node_stats
+        # Times begin with a GPU's first kernel, because the processor may begin long before.
+        kernels = [stats for stats in streams if _split(stats)[1] not in _TRANSFERS]
+        first = kernels or [stats for stats, _ in executed.values()]
+        self._zero = min((stats.all_start_micros for stats in first), default=0)
+        self._read_nodes(executed)
+        self._read_kernels(kernels)
+        self.all_reduces = [
+            built for built in all_reduces if any(node.startswith(built.scope) for node in executed)
+        ]
+        self.devices = self._devices()
+        self._read_copies(stats for stats in streams if _split(stats)[1] == "_Send")
+        self.kinds: Dict[str, str] = {}
+        self.gradients = self._classify_ours() if self.all_reduces else self._classify_others()
+
+    def kind(self, node: str) -> str:
+        """Return what a node is for."""
+        return self.kinds.get(node, PASS)
+
+    def tower(self, node: str) -> Optional[int]:
+        """Return the tower on whose device a node ran; None for other devices."""
+        device = self.nodes[node].device
+        return self.devices.index(device) if device in self.devices else None
+
+    # ---- what ran ------------------------------------------------------------------------------
+
+    def _ms(self, micros: int) -> float:
+        return (micros - self._zero) / 1e3
+
+    def _read_nodes(self, executed: Dict[str, Tuple[Any, str]]) -> None:
+        self.nodes: Dict[str, Node] = {}
+        self.sources: Edges = {}
+        self.readers: Edges = {name: [] for name in executed}
+        for name, (stats, device) in executed.items():
+            label = _LABEL.match(stats.timeline_label)
+            op, labels = label.groups() if label else ("", "")
+            inputs = tuple(_inputs(labels.split(", "), executed))
+            begin = stats.all_start_micros
+            scheduled = self._ms(min(stats.scheduled_micros or begin, begin))
+            start = self._ms(begin + stats.op_start_rel_micros)
+            end = self._ms(begin + stats.op_end_rel_micros)
+            self.nodes[name] = Node(op, device, inputs, scheduled, start, end)
+            self.sources[name] = [read.node for read in inputs if not read.is_control]
+            for source in self.sources[name]:
+                self.readers[source].append(name)
+
+    def _read_kernels(self, kernels: Iterable[Any]) -> None:
+        self.kernels: Dict[str, List[Kernel]] = defaultdict(list)
+        for stats in kernels:
+            name = _split(stats)[0]
+            begin = self._ms(stats.all_start_micros)
+            if name in self.nodes:
+                kernel = Kernel(name, begin, begin + stats.all_end_rel_micros / 1e3)
+                self.kernels[self.nodes[name].device].append(kernel)
+        for name, node in self.nodes.items():
+            if not is_gpu(node.device):
+                self.kernels[node.device].append(Kernel(name, node.start, node.end))
+        self.ends: Dict[str, float] = {}
+        for of_device in self.kernels.values():
+            of_device.sort(key=lambda kernel: kernel.begin)
+            for kernel in of_device:
+                self.ends[kernel.node] = max(kernel.end, self.ends.get(kernel.node, kernel.end))
+
+    def _read_copies(self, sends: Iterable[Any]) -> None:
+        # A copy's destination is the tower of its readers, because no node of a trace is the copy.
+        readers_by_receive: Dict[Tuple[str, int], List[str]] = defaultdict(list)
+        for reader, node in self.nodes.items():
+            for read in node.inputs:
+                readers_by_receive[read.node, read.receive].append(reader)
+        self.arrivals: Dict[Tuple[str, int], float] = {}
+        self.copies: List[TowerCopy] = []
+        for stats in sends:
+            node_name, number = _numbered(_split(stats)[0])
+            received = node_name, number + 1  # TensorFlow numbers a _Recv right after its _Send
+            readers = tuple(readers_by_receive[received])
+            if not readers:
+                continue
+            begin = self._ms(stats.all_start_micros)
+            self.arrivals[received] = end = begin + stats.all_end_rel_micros / 1e3
+            size = _SIZE.search(stats.timeline_label)
+            src, dst = self.tower(node_name), self.tower(readers[0])
+            if src is not None and dst is not None:
+                times = (begin, end, int(size[1]) if size else 0)
+                self.copies.append(TowerCopy(src, dst, node_name, readers, *times))
+        self.copies.sort(key=lambda copy: copy.begin)
+
+    def _devices(self) -> List[str]:
+        """Return the executed devices of the towers."""
+        devices = {node.device for node in self.nodes.values()}
+        device_by_tower: Dict[Any, str] = {}
+        for device in sorted(device for device in devices if self.kernels[device]):
+            # Without a record of ours all GPUs are towers, and CPU devices if there are none. Those
+            # of several hosts have the same numbers.
+            tower: Any = int(device.rpartition(":")[2]), device
+            if self.all_reduces:
+                tower = self._of_gradients().tower_at(device)
+            elif any(map(is_gpu, devices)) and not is_gpu(device):
+                tower = None
+            if tower is not None:
+                device_by_tower.setdefault(tower, device)
+        if not device_by_tower:
+            raise AuditError(
+                "the trace has no kernel on a tower's device: fetch the updates, and run the step"
+                " with options=tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions"
+                ".FULL_TRACE); if you did, TensorFlow could not use CUPTI, and its log says why"
+                " (another profiler runs, or the user may not read the GPU's counters)"
+            )
+        return [device_by_tower[tower] for tower in sorted(device_by_tower)]
+
+    # ---- what it was for -----------------------------------------------------------------------
+
+    def _of_gradients(self) -> AllReduce:
+        """Return the largest all-reduce: others are of losses, or of statistics."""
+
+        def size(built: AllReduce) -> Tuple[int, int]:
+            return len(built.devices), sum(tensor.bytes or 0 for tensor in built.tensors)
+
+        # Of two alike it is the later one, because gradients follow a forward pass.
+        return max(reversed(self.all_reduces), key=size)
+
+    def _classify_ours(self) -> Set[str]:
+        """Find the kinds of nodes by the names of our ops, and return the gradients' nodes."""
+        ours: Set[str] = set()
+        sums: Set[str] = set()
+        for built in self.all_reduces:
+            own = {node for node in self.nodes if node.startswith(built.scope)}
+            ours |= own
+            sums |= {node for node in own if built.is_of_sum(node)} or own
+        # Sums that the gradients' ones need, such as those of statistics, are part of the pass.
+        scope = self._of_gradients().scope
+        in_pass = reached((node for node in sums if node.startswith(scope)), self.sources)
+        before = reached(sums - in_pass, self.sources)
+        after = reached(sums - in_pass, self.readers)
+        # A node may be in several of these sets, of which the last one counts.
+        self.kinds.update(dict.fromkeys(after, UPDATE))
+        self.kinds.update({node: PACK if node in before else UNPACK for node in ours})
+        self.kinds.update(dict.fromkeys(sums, SUM))
+        return before - ours - after
+
+    def _classify_others(self) -> Set[str]:
+        """Do so for another all-reduce: it begins where a tower reads from another one."""
+        updates = {update for update, node in self.nodes.items() if _UPDATE.match(node.op)}
+        needed = reached(updates, self.sources)
+        begun = {node for node in needed | updates if self._reads_another_tower(node)} - updates
+        after = reached(begun, self.readers)
+        self.kinds.update(dict.fromkeys(begun | after, SUM))
+        self.kinds.update(dict.fromkeys(updates, UPDATE))
+        return reached(begun or updates, self.sources) - begun - after - updates
+
+    def _reads_another_tower(self, reader: str) -> bool:
+        node = self.nodes[reader]
+        read = [value.node for value in node.inputs if value.receive and not value.is_control]
+        # A collective has no input from another device, because it exchanges values itself.
+        return bool(_REDUCING.match(node.op)) or any(self.tower(name) is not None for name in read)
+
+
+def is_gpu(device: str) -> bool:
+    """Return whether an executed device is a GPU."""
+    return ":GPU:" in device
+
+
+def _split(stats: Any) -> Tuple[str, str]:
+    """Return the node for which something ran, and its op."""
+    node_name, _, op = stats.node_name.rpartition(":")
+    return node_name, op
+
+
+def _numbered(name: str) -> Tuple[str, int]:
+    """Return the node, and the number, in the name of a ``_Send`` or ``_Recv``; 0 for others."""
+    parts = _NUMBERED.match(name)
+    return (parts[1], int(parts[2])) if parts else (name, 0)
+
+
+def _inputs(labels: Iterable[str], executed: Dict[str, Any]) -> Iterable[Input]:
+    """Yield the inputs that labels call ``node:1``, or ``^node``, if their nodes were executed."""
+    for label in labels:
+        name = label.lstrip("^").split(":")[0]
+        # What another device sends is named by its _Recv, which is no executed node itself.
+        node_name, receive = (name, 0) if name in executed else _numbered(name)
+        if node_name in executed:
+            yield Input(node_name, receive, label.startswith("^"))
+
+
+def reached(names: Iterable[str], edges: Edges) -> Set[str]:
+    """Return the nodes to which edges lead from ``names``, without these."""
+    starts = set(names)
+    ends: Set[str] = set()
+    waiting = list(starts)
+    while waiting:
+        new = set(edges[waiting.pop()]) - ends
+        ends |= new
+        waiting += new
+    return ends - starts
