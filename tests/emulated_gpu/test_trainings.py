@@ -50,7 +50,7 @@ def test_without_the_order_of_streams_a_training_fails(trained, name):
 def command(*arguments, folder):
     """Run ``hier-allreduce`` on two GPUs; return its status and what it prints."""
     gpus = plugin.environment(count=2, memory_mb=512)
-    program = [sys.executable, "-m", "hier_allreduce", *map(str, arguments)]
+    program = [sys.executable, "-m", "hier_allreduce_tools", *map(str, arguments)]
     done = subprocess.run(
         program,
         cwd=folder,

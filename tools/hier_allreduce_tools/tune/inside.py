@@ -21,7 +21,7 @@ from dataclasses import fields, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 VARIABLE = "HIER_ALLREDUCE_TUNE"
-STAGES = ("no Python yet", "python", "tensorflow", "built")  # of a run, as its lines tell them
+STAGES = ("started", "python", "tensorflow", "built")  # of a run, as its lines tell them
 Rows = Sequence[Sequence[Any]]  # K×N gradients
 
 
@@ -102,33 +102,34 @@ class MeasuredProgram:
         size = sum(_bytes_of(rows[tower][column]) for column, tower in tower_by_column.items())
 
         # Eagerly each step is a call, and calls of equal size are those of one all-reduce.
-        number = self._number_by_bytes.get(size) if tf.executing_eagerly() else None
-        if number is None:
+        is_eager = tf.executing_eagerly()
+        sum_number = self._number_by_bytes.get(size) if is_eager else None
+        if sum_number is None:
             self._sums += 1
-            number = self._sums
-            self.tell(sum=number, built={**built, "bytes": size})
-        if tf.executing_eagerly():
-            self._number_by_bytes[size] = number
+            sum_number = self._sums
+            self.tell(sum=sum_number, built={**built, "bytes": size})
+        if is_eager:
+            self._number_by_bytes[size] = sum_number
 
         column, tower = next(iter(tower_by_column.items()))
         grad = rows[tower][column]
         if isinstance(grad, tf.IndexedSlices):
-            values = self._after_line(grad.values, number)
+            values = self._after_line(grad.values, sum_number)
             timed: Any = tf.IndexedSlices(values, grad.indices, grad.dense_shape)
         else:
-            timed = self._after_line(grad, number)
+            timed = self._after_line(grad, sum_number)
         changed = [list(row) for row in rows]
         changed[tower][column] = timed
         return [tuple(row) for row in changed]
 
-    def _after_line(self, tensor: Any, number: int) -> Any:
+    def _after_line(self, tensor: Any, sum_number: int) -> Any:
         """Return a copy of a tensor, after a line with the time is in the journal."""
         import tensorflow as tf
 
         with tf.device("/cpu:0"), tf.control_dependencies([tensor]):
             # It is an op, because a Python function would wait for the program's threads.
             moment = tf.strings.as_string(tf.timestamp(), precision=6)
-            before = f'{{"run": {self._run}, "sum": {number}, "time": '
+            before = f'{{"run": {self._run}, "sum": {sum_number}, "time": '
             line = tf.strings.join([before, moment, "}"])
             printed = tf.print(line, output_stream=f"file://{self._journal}")
         # Eagerly there is no op to wait for, because the line is written by now.

@@ -85,9 +85,9 @@ class Told:
     def _largest(self) -> int:
         """The training's sum: an evaluation adds up less. Of equal sums, the one that runs most."""
         sizes = []
-        for number, built in self._built_by_sum.items():
-            steps = len(self._times_by_sum.get(number, ()))
-            sizes.append((built.bytes, steps, number))
+        for sum_number, built in self._built_by_sum.items():
+            steps = len(self._times_by_sum.get(sum_number, ()))
+            sizes.append((built.bytes, steps, sum_number))
         return max(sizes, default=(0, 0, 0))[2]
 
     @property
@@ -213,7 +213,8 @@ class Runner:
                 return f"ended after {count(steps, 'step')}, {STEPS} are needed"
             if self.is_over:
                 return None
-            self._show(f"{candidate.name}: step {steps}, {inside.STAGES[told.stage]}")
+            waits = f"step {steps}" if steps else f"no step yet ({inside.STAGES[told.stage]})"
+            self._show(f"{candidate.name}: {waits}")
             allowed = self.patience if steps else self.start_patience
             if time.monotonic() - told.newest > allowed:
                 return f"hung: no step after step {steps} for {duration(allowed)}, killed"
@@ -256,5 +257,6 @@ def reason_in(log: Path) -> str:
     if error.startswith("EOFError"):
         return "the program reads its standard input, which is closed here"
     # "Graph execution error:" has its cause below it.
-    is_whole = error and not error.endswith(":")
-    return error if is_whole else f"last line: {lines[-1] if lines else 'none'}"
+    if error and not error.endswith(":"):
+        return error
+    return f"last line: {lines[-1] if lines else 'none'}"
