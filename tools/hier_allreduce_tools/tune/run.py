@@ -66,8 +66,8 @@ class Told:
         self.begun = self.newest = time.monotonic()
         self.start = 0.0  # seconds until the first step
         self.stage = 0
-        self._built_by_sum: Dict[int, Built] = {}
-        self._times_by_sum: Dict[int, List[float]] = {}
+        self._built_by_sum: Dict[str, Built] = {}
+        self._times_by_sum: Dict[str, List[float]] = {}
 
     def read(self, lines: Sequence[Dict[str, Any]]) -> None:
         """Read lines of the journal."""
@@ -82,13 +82,13 @@ class Told:
                 self.start = self.start or self.newest - self.begun
 
     @property
-    def _largest(self) -> int:
+    def _largest(self) -> str:
         """The training's sum: an evaluation adds up less. Of equal sums, the one that runs most."""
         sizes = []
-        for sum_number, built in self._built_by_sum.items():
-            steps = len(self._times_by_sum.get(sum_number, ()))
-            sizes.append((built.bytes, steps, sum_number))
-        return max(sizes, default=(0, 0, 0))[2]
+        for sum_name, built in self._built_by_sum.items():
+            steps = len(self._times_by_sum.get(sum_name, ()))
+            sizes.append((built.bytes, steps, sum_name))
+        return max(sizes, default=(0, 0, ""))[2]
 
     @property
     def built(self) -> Built:
@@ -199,7 +199,9 @@ class Runner:
         while True:
             # The process is asked before the journal, because one that has ended writes no more.
             status = process.poll()
-            told.read(self._journal.new_lines())
+            # A process that has left the group of an earlier run may still write its lines.
+            lines = self._journal.new_lines()
+            told.read([line for line in lines if line.get("run") == self._journal.runs])
             steps = len(told.times)
             if steps >= STEPS and status is None:
                 with suppress(subprocess.TimeoutExpired):
