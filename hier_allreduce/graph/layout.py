@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..compat import is_eager
 from ..formatting import count
-from ..needs import needed_by
+from ..graphs import needed_by
 from ..planning.chunks import Chunk, OwnedBytes, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
