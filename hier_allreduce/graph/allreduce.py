@@ -7,8 +7,7 @@
                    N     C chunks     K×C      Sum │ SixteenBitSum │ RowSum      K×N
 
 ``checked_layout`` checks and plans, and adds no op. So an error leaves the graph unchanged.
-``add_ops`` adds the ops. Updates that run once take an all-reduce in two parts: ``sums_on`` one
-tower and ``copy_from_tower_0``, or ``sums_only`` on all roots and ``copy_from_roots``.
+``all_reduce`` adds the ops. It and its parts are in ``collectives``.
 """
 
 from __future__ import annotations
@@ -17,30 +16,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 from ..compat import forget_colocation, tf1, without_autograph
-from ..planning.chunks import Chunk, OwnedBytes
-from ..planning.plan import copies, moves_to, reductions, run
+from ..planning.chunks import OwnedBytes
 from ..planning.strategy import Strategy, strategy_from
+from .collectives import all_reduce
 from .columns import (
     check_average,
     check_cluster,
     checked_columns,
     checked_pairs,
     checked_rows,
-    column_of,
     grads_in,
     variables_in,
     warn_of_references,
 )
 from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
-from .lead import Edge, limit_lead
-from .names import check_scope, variable_names
-from .packing import Packing
-from .record import describe, record
-from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
-from .sparse import RowSum, gradients, made_dense
-from .substitution import Call, Caller, Rows, chosen_for
-from .sums import Context, Sum
+from .names import variable_names
+from .sparse import made_dense
+from .substitution import Call, chosen_for
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -54,7 +47,7 @@ def allreduce_grads(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
-) -> List[Tuple[Any, ...]]:
+) -> List[List[Any]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
     ::
@@ -91,7 +84,7 @@ def allreduce_grads(
             all hosts. Sparse gradients become dense, and the result has no gradients.
 
     Returns:
-        A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
+        K lists of N tensors; entry (k, n) lives on ``devices[k]``.
 
     Raises:
         HierAllreduceError: rows do not match the devices or each other, or an entry cannot be added
@@ -99,8 +92,9 @@ def allreduce_grads(
             an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    layout = layout_of(all_grads, devices, average, strategy, cluster, Caller())  # C chunks
-    return add_ops(layout, name)  # K × N
+    call = checked_call(all_grads, devices, average, strategy, cluster)
+    layout = checked_layout(call)  # C chunks
+    return all_reduce(layout, name)  # K × N
 
 
 @without_autograph
@@ -108,7 +102,7 @@ def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool = False,
-) -> List[Tuple[Any, ...]]:
+) -> List[List[Any]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1: K×N in, K×N out.
 
     Every variable travels alone, through two groups of ⌈K/2⌉ and ⌊K/2⌋ towers, and the root rotates
@@ -130,7 +124,7 @@ def allreduce_grads_hierarchical(
     dense_rows = []
     for device, row in zip(devices, rows):
         with forget_colocation(), tf1.device(device):
-            dense_rows.append(tuple(map(made_dense, row)))
+            dense_rows.append(list(map(made_dense, row)))
     return dense_rows
 
 
@@ -165,12 +159,12 @@ def allreduce_grads_and_vars(
     grads = list(map(grads_in, pairs))  # K × N
     variables = list(map(variables_in, pairs))  # K × N
     names = variable_names(variables, devices)  # N
-    layout = checked_layout(grads, devices, average, strategy, cluster, names)
+    layout = checked_layout(Call(grads, devices, average, strategy, cluster), names)
     # With one tower the program races no more than without this package, so it gets no warning.
     # It comes before the ops, because a program may turn warnings into errors.
     if len(devices) > 1:
         warn_of_references(variables[0])
-    reduced = add_ops(layout, name)  # K × N
+    reduced = all_reduce(layout, name)  # K × N
     reduced_pairs = []
     for row, new_grads in zip(pairs, reduced):
         reduced_pairs.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
@@ -180,183 +174,50 @@ def allreduce_grads_and_vars(
 # ---- the road ------------------------------------------------------------------------------------
 
 
-def layout_of(
+def checked_call(
     all_grads: Any,
     devices: Sequence[Any],
     average: bool,
     strategy: Union[str, Strategy, None],
-    cluster: Optional[Cluster],
-    caller: Caller,
-) -> Layout:
-    """Return the layout of K rows of N gradients as a user gives them; no op is added."""
+    cluster: Optional[Cluster] = None,
+) -> Call:
+    """Return what a user asks for, with K rows of N gradients as tuples; no op is added."""
     devices = device_strings(devices)  # K
     check_existence(devices)
     rows = checked_rows(all_grads, devices)  # K × N
-    strategy = strategy_from(strategy)
-    return checked_layout(rows, devices, average, strategy, cluster, caller=caller)
+    return Call(rows, devices, average, strategy_from(strategy), cluster)
 
 
 def checked_layout(
-    rows: Sequence[Sequence[Any]],
-    devices: Sequence[Any],
-    average: bool,
-    strategy: Strategy,
-    cluster: Optional[Cluster] = None,
-    names: Optional[Sequence[str]] = None,
-    owned: Optional[OwnedBytes] = None,
-    caller: Caller = Caller(),  # noqa: B008  it never changes
+    call: Call, names: Optional[Sequence[str]] = None, owned: Optional[OwnedBytes] = None
 ) -> Layout:
     """Return the layout of K rows of N gradients; no op is added.
 
     Args:
-        rows: K × N, from :func:`.columns.checked_rows`.
-        devices: K devices, from :func:`.devices.device_strings`.
-        average: the mean instead of the sum.
-        strategy: the user's choices.
-        cluster: the hosts.
+        call: its rows are from :func:`.columns.checked_rows`, and its devices from
+            :func:`.devices.device_strings`.
         names: of the N variables; by default those of the gradients.
         owned: with it, each variable has one root.
-        caller: the front end, and its update.
 
     Raises: as :func:`allreduce_grads`.
     """
     # Compare the K gradients of each variable: their dtype, their shape, dense or sparse.
-    check_average(average)
-    check_cluster(cluster)
-    hosts = 1 if cluster is None else cluster.size
-    call = Call(rows, tuple(devices), bool(average), strategy, hosts, *caller)
+    check_average(call.average)
+    check_cluster(call.cluster)
     chosen = chosen_for(call)
-    strategy = chosen.strategy or strategy
+    strategy = chosen.strategy or call.strategy
     # Hosts have different rows, and a collective needs equal shapes, so rows become dense.
-    if hosts > 1:
+    if call.hosts > 1:
         strategy = replace(strategy, sparse="dense")
-    columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
+    columns = checked_columns(call.rows, call.devices, call.average, strategy, names)  # N
 
     # Decide which gradients share a chunk, and by which moves each chunk travels.
-    layout = lay_out(columns, devices, strategy, hosts, owned)  # C chunks with their schedules
-    layout = layout._replace(average=bool(average), cluster=cluster, substitute=chosen)
-    if len(devices) > 1 and chosen.reduce is None:
-        layout = layout._replace(description=describe(layout))
-    return layout
-
-
-def add_ops(layout: Layout, name: Optional[str] = None) -> List[Tuple[Any, ...]]:
-    """Add the ops of a layout, and return K rows of N reduced gradients.
-
-    With :func:`sums_only` a gradient is None on all towers but its root.
-    """
-    scope = name or "hier_allreduce"
-    check_scope(scope)
-    # Hosts compare these lines before the first step, because a collective waits for ever if they
-    # have built different sums.
-    if layout.cluster is not None:
-        kinds = [(column.name, column.dtype, column.shape) for column in layout.columns]
-        settings = {"average": layout.average, "layout": layout.fingerprint}
-        layout.cluster.ops.announce(scope, len(layout.devices), kinds, settings)
-    chosen = layout.substitute
-    if chosen.reduce is None:
-        rows: Rows = _reduced(layout, scope)  # K × N
-    else:
-        rows = chosen.reduce(list(zip(*(column.grads for column in layout.columns))))
-    return list(map(tuple, rows if chosen.then is None else chosen.then(rows)))
-
-
-def _reduced(
-    layout: Layout, name: str, values: Optional[Sequence[Sequence[Any]]] = None
-) -> List[Tuple[Any, ...]]:
-    """Return K rows of N results; None where the schedules bring none.
-
-    ``values``: K×N tensors or None, to copy as they are instead of the gradients.
-    """
-    context = Context(layout)
-    if values is None:
-        sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
-    else:
-        sums = [Sum(chunk.name, context) for chunk in layout.chunks]
-    packing = Packing(layout, context)
-    with forget_colocation(), tf1.name_scope(name) as scope:
-        # Pack each tower's gradients into its chunks: small ones are joined, large ones cut.
-        packed = []  # K × C
-        for tower, device in enumerate(layout.devices):
-            with tf1.device(device):
-                row = gradients(layout, tower) if values is None else values[tower]
-                packed.append(packing.pack(tower, row))
-
-        # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
-        reduced = []  # C × K, None where a schedule brings no sum
-        for chunk, tensors, ops in zip(layout.chunks, zip(*packed), sums):
-            reduced.append(run(chunk.schedule, tensors, ops))
-
-        # A tower's backward pass waits for its earlier sums, as `lead` says.
-        edges: Sequence[Edge] = ()
-        if layout.has_edges:
-            totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, reduced)]
-            edges, said = limit_lead(layout.columns, layout.chunks, totals)
-            layout = layout._replace(description=f"{layout.description}; {said}")
-        record(scope, layout, packed, edges)
-
-        # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
-        unpacked = []  # K × N
-        for tower, device in enumerate(layout.devices):
-            with tf1.device(device):
-                chunks = [
-                    None if tensors[tower] is None else ops.as_result(tower, tensors[tower])
-                    for ops, tensors in zip(sums, reduced)
-                ]
-                unpacked.append(tuple(packing.unpack(tower, chunks)))
-        return unpacked
-
-
-def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
-    """Return the ``Sum`` of a chunk, by its dtype."""
-    column = layout.column_of(chunk)
-    wire = layout.wire_dtype(chunk)
-    tensor = f"{chunk.name}.values" if column.is_sparse else chunk.name
-    # Lone tensors are not added up, so they need no wider dtype.
-    total = Sum(tensor, context)
-    if wire in NARROW_DTYPES and context.contributions > 1:
-        total = SixteenBitSum(tensor, context, wire, column.dtype)
-    return RowSum(chunk.name, context, column, total) if column.is_sparse else total
-
-
-# ---- its two parts -------------------------------------------------------------------------------
-
-
-def sums_only(layout: Layout) -> Layout:
-    """Return a layout whose results are on the roots only: result n on ``layout.roots()[n]``."""
-    return layout.with_schedules(reductions)
-
-
-def sums_on(layout: Layout, tower: int) -> Layout:
-    """Return a layout whose results are on one tower, and on those on the way to it."""
-    return layout.with_schedules(lambda schedule: moves_to(schedule, tower))
-
-
-def copy_from_roots(
-    tensors: Sequence[Any], layout: Layout, name: str = "copy_from_roots"
-) -> List[Tuple[Any, ...]]:
-    """Copy N tensors from their roots to every tower: the second part of an all-reduce.
-
-    ``tensors[n]`` is on the device of tower ``layout.roots()[n]``, and has the shape of a dense
-    gradient.
-
-    Returns:
-        K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without
-        gradients.
-    """
-    values: List[List[Any]] = [[None] * len(tensors) for _ in layout.devices]  # K × N
-    for n, root in layout.roots().items():
-        values[root][n] = tensors[n]
-    # They are results already, so nothing is divided or sent to other hosts, and no pass waits.
-    back = layout._replace(average=False, cluster=None, has_edges=False, description="")
-    return _reduced(back.with_schedules(copies), name, values)
-
-
-def copy_from_tower_0(tensors: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
-    """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
-    columns = [column_of(tensor.op.name, [tensor]) for tensor in tensors]
-    nothing_yet = OwnedBytes([0] * len(columns), [0] * len(devices))
-    # No backward pass waits for the copies of variables, so they take no control edges.
-    strategy = Strategy(algorithm="tree", main=0, edges=False)
-    layout = lay_out(columns, devices, strategy, owned=nothing_yet)
-    return copy_from_roots(tensors, layout, "broadcast")
+    layout = lay_out(
+        columns,
+        call.devices,
+        strategy,
+        average=bool(call.average),
+        cluster=call.cluster,
+        owned=owned,
+    )
+    return layout._replace(substitute=chosen)

@@ -22,6 +22,7 @@ from .. import cluster as hosts_of_a_job  # renamed, because arguments are calle
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..errors import ClusterError, HierAllreduceError
 from ..formatting import count, warn
+from ..planning.chunks import GradientSize
 from ..planning.strategy import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
 from .names import name_of, names_of_gradients, names_within_towers, where
@@ -34,6 +35,8 @@ VAR_LIST_ADVICE = (
 Rows = Tuple[Tuple[Any, ...], ...]  # K × N
 Where = Callable[[int], str]  # a tower's words at the beginning of an error
 
+# Only these dtypes are packed, because concat has GPU kernels for them.
+_PACKABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 # Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them.
 # A dtype without AddN can be added only in pairs. Not even a chain of pairs helps, because
 # Grappler, TensorFlow's graph optimizer, makes an AddN of the chain.
@@ -44,21 +47,15 @@ _FEW_GPU_KERNELS = {
 
 
 class Column(NamedTuple):
-    """One variable's K gradients.
+    """One variable's K gradients, and how they travel."""
 
-    Attributes:
-        name: the variable's name in messages and op names.
-        grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
-        dtype: the gradients' dtype; empty if all are None.
-        shape: the gradients' shape as far as it is known; of sparse ones, their variable's.
-        is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that stay sparse.
-    """
-
-    name: str
-    grads: Tuple[Any, ...]
-    dtype: str
-    shape: tf.TensorShape
-    is_sparse: bool
+    name: str  # the variable's name in messages and op names
+    grads: Tuple[Any, ...]  # K tensors, tf.IndexedSlices or None
+    dtype: str  # the gradients' dtype; empty if all are None
+    shape: tf.TensorShape  # as far as it is known; of sparse ones, their variable's
+    wire: str  # the dtype in which they travel
+    is_sparse: bool  # whether all, at least one, are tf.IndexedSlices that stay sparse
+    size: GradientSize  # of a gradient as it travels; of sparse ones that of their sum, at most
 
     @property
     def present(self) -> List[Any]:
@@ -66,71 +63,85 @@ class Column(NamedTuple):
         return [grad for grad in self.grads if grad is not None]
 
     @property
+    def has_rows_only(self) -> bool:
+        """Whether all gradients, at least one, are ``tf.IndexedSlices``."""
+        return have_rows_only(self.present)
+
+    @property
     def is_known(self) -> bool:
         """Whether the shape of each gradient is known before the step runs."""
         return all(static_shape(grad).is_fully_defined() for grad in self.present)
+
+    def size_of_rows(self) -> GradientSize:
+        """Return the size of the sum of sparse gradients, if they stay sparse."""
+        return _size_of_rows(self.present, self.shape, self.wire)
 
 
 def column_of(
     name: str, grads: Sequence[Any], sparse: str = "auto", wire: Optional[str] = None
 ) -> Column:
-    """Return a column with the dtype and shape of its gradients.
-
-    Args:
-        name, grads: the column's.
-        sparse: whether ``tf.IndexedSlices`` remain so, as in a :class:`Strategy`.
-        wire: the dtype in which float32 gradients travel.
+    """Return a column, sparse or made dense as a :class:`Strategy` says.
 
     Raises:
         ValueError: the shapes contradict each other.
     """
     present = [grad for grad in grads if grad is not None]
     dtype = dtype_of(present[0]) if present else ""
+    sent = wire if wire and dtype == "float32" else dtype
     shape = tf.TensorShape(None)
+    is_known = True
     for grad_shape in map(static_shape, present):
+        is_known &= grad_shape.is_fully_defined()
         # Shapes are compared first, because merging is slow, and nearly all are equal.
         is_equal = shape.is_fully_defined() and shape == grad_shape
         if not is_equal:
             shape = shape.merge_with(grad_shape)
-    column = Column(name, tuple(grads), dtype, shape, is_sparse=False)
-    if sparse == "dense" or not has_rows_only(column):
-        return column
-    # Rows become dense if those of all towers, as far as their number is known before the step
-    # runs, can be more bytes than the dense gradient.
-    is_smaller_dense = False
-    height = column.shape[:1].num_elements()
-    if sparse == "auto" and len(grads) > 1 and height is not None:
-        height_of_rows = sum(count for count in row_counts(column) if count is not None)
-        width = column.shape[1:].num_elements()
-        if width is None:
-            is_smaller_dense = height_of_rows > height
-        else:
-            itemsize = itemsize_of(dtype, wire)
-            bytes_of_rows = height_of_rows * bytes_of_row(column, itemsize)
-            is_smaller_dense = bytes_of_rows > height * width * itemsize
-    return column._replace(is_sparse=not is_smaller_dense)
+    elements = shape.num_elements() if is_known else None
+    itemsize = tf.as_dtype(sent or "float32").size
+    size = GradientSize(elements, itemsize, dtype, dtype in _PACKABLE)
+    is_sparse = have_rows_only(present) and sparse != "dense"
+    if is_sparse and sparse == "auto" and len(grads) > 1:
+        is_sparse = not _can_exceed_dense(present, shape, itemsize)
+    if is_sparse:
+        size = _size_of_rows(present, shape, sent)
+    return Column(name, tuple(grads), dtype, shape, sent, is_sparse, size)
 
 
-def has_rows_only(column: Column) -> bool:
+def have_rows_only(present: Sequence[Any]) -> bool:
     """Return whether all gradients, at least one, are ``tf.IndexedSlices``."""
-    present = column.present
     return bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
 
 
-def row_counts(column: Column) -> List[Optional[int]]:
+def _row_counts(present: Sequence[Any]) -> List[Optional[int]]:
     """Return the number of rows in each sparse gradient; None where only the step will know."""
-    return [grad.values.shape[:1].num_elements() for grad in column.present]
+    return [grad.values.shape[:1].num_elements() for grad in present]
 
 
-def itemsize_of(dtype: str, wire: Optional[str]) -> int:
-    """Return the bytes of an element as it travels; float32 may travel in the dtype ``wire``."""
-    sent = wire if wire and dtype == "float32" else dtype
-    return int(tf.as_dtype(sent).size)
+def _can_exceed_dense(present: Sequence[Any], shape: tf.TensorShape, itemsize: int) -> bool:
+    """Return whether the rows of all towers can be more bytes than the dense gradient.
+
+    They count as far as their number is known before the step runs. Without a width the indices do
+    not count.
+    """
+    height, width = shape[:1].num_elements(), shape[1:].num_elements()
+    if height is None:
+        return False
+    rows = sum(count for count in _row_counts(present) if count is not None)
+    row_bytes = itemsize * (1 if width is None else width)
+    index_bytes = 0 if width is None else tf.int64.size
+    return bool(rows * (row_bytes + index_bytes) > height * row_bytes)
 
 
-def bytes_of_row(column: Column, itemsize: int) -> int:
-    """Return the bytes of a row and its index, in a column whose rows have a known shape."""
-    return int(column.shape[1:].num_elements()) * itemsize + tf.int64.size
+def _size_of_rows(present: Sequence[Any], shape: tf.TensorShape, sent: str) -> GradientSize:
+    """Return the size of a sum of sparse gradients: at most the rows of all towers."""
+    # It is less if towers have the same index.
+    itemsize = tf.as_dtype(sent).size
+    known = [count for count in _row_counts(present) if count is not None]
+    width = shape[1:].num_elements()
+    dtype = dtype_of(present[0])
+    if len(known) < len(present) or width is None:
+        return GradientSize(None, itemsize, dtype, packable=False)
+    return GradientSize(sum(known), width * itemsize + tf.int64.size, dtype, packable=False)
 
 
 def dtype_of(grad: Any) -> str:

@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import builds_for_session, devices_of_eager_calls
 from ..errors import HierAllreduceError
 from ..formatting import count, warn
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
 
 _EXPECTED = (
     "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice, as"
@@ -194,6 +197,11 @@ def all_on_cpu(devices: Sequence[Any]) -> bool:
 def _type_of(device: Any) -> Optional[str]:
     """Return ``"GPU"``, ``"CPU"``, or None of a device function, or of a name without a type."""
     return device_fields(device).device_type if isinstance(device, str) else None
+
+
+def hosts_of(cluster: Optional[Cluster]) -> int:
+    """Return H, the number of hosts; without a cluster there is this one."""
+    return 1 if cluster is None else cluster.size
 
 
 def session_with(devices: Sequence[Any], hosts: int) -> str:

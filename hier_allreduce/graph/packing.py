@@ -13,7 +13,6 @@ from typing import Any, Dict, List, Optional, Sequence
 import tensorflow as tf
 
 from ..planning.chunks import Range
-from .layout import Layout
 from .op_names import CUT, FLAT, JOINED, PACK, SHAPED, UNPACK
 from .sums import Context
 
@@ -21,8 +20,8 @@ from .sums import Context
 class Packing:
     """Packs and unpacks each tower's chunks. The methods are called under the tower's device."""
 
-    def __init__(self, layout: Layout, context: Context):
-        self._layout = layout
+    def __init__(self, context: Context):
+        self._layout = layout = context.layout
         self._context = context
         self._ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
         for chunk in layout.chunks:

@@ -15,9 +15,8 @@ import tensorflow as tf
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
 from ..planning.plan import Schedule, reductions, root_of
-from .columns import has_rows_only
 from .devices import all_on_cpu, session_with, tower_at
-from .layout import Layout, size_of
+from .layout import Layout
 from .lead import Edge
 from .op_names import is_of_sum
 
@@ -101,18 +100,14 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
 
 
 def record(
-    scope: str, layout: Layout, packed: Sequence[Sequence[Any]], edges: Sequence[Edge]
+    scope: str,
+    layout: Layout,
+    packed: Sequence[Sequence[Any]],
+    description: str,
+    edges: Sequence[Edge] = (),
 ) -> None:
-    """Log an all-reduce of K rows of C chunks, and record it for :func:`all_reduces`.
-
-    Eager ops are not recorded.
-    """
-    is_eager_call = tf.executing_eagerly()
-    if layout.description:
-        # Eagerly each step is a call, and may have other numbers of rows.
-        line = layout.description
-        log_once(line.partition(";")[0] if is_eager_call else line)
-    if is_eager_call:
+    """Record a collective of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
+    if tf.executing_eagerly():
         return
     sent: List[SentTensor] = []
     for chunk, at_towers in zip(layout.chunks, zip(*packed)):
@@ -135,13 +130,13 @@ def record(
             elements = tensor.shape.num_elements()
             # The sum may have the rows of all towers, and not only those of the root.
             if is_sparse:
-                height = layout.sizes[chunk.first].elements
+                height = columns[0].size.elements
                 shape = tensor.shape if ending == ".indices" else columns[0].shape
                 width = shape[1:].num_elements()
                 elements = None if None in (height, width) else height * width
             in_ops = chunk.name + ending
             is_index = ending == ".indices"
-            dtype = str(tensor.dtype.name) if is_index else layout.wire_dtype(chunk)
+            dtype = str(tensor.dtype.name) if is_index else columns[0].wire
             schedule = chunk.schedule
             sent.append(SentTensor(in_ops, variables, schedule, elements, dtype, is_sparse, copied))
     built = AllReduce(
@@ -150,7 +145,7 @@ def record(
         layout.devices,
         layout.hosts,
         tuple(sent),
-        layout.description or f"{layout.plan.algorithm}, {count(len(sent), 'tensor')}",
+        description,
         tuple(edges),
         layout.digest,
     )
@@ -158,7 +153,7 @@ def record(
 
 
 def describe(layout: Layout) -> str:
-    """Return a line about an all-reduce of K ≥ 2 towers.
+    """Return a line about an all-reduce, or a part of one.
 
     ::
 
@@ -172,11 +167,11 @@ def describe(layout: Layout) -> str:
     for chunk in layout.chunks:
         sources = [src for move in chunk.schedule for src in move.srcs]
         copies += len(sources)
-        if layout.sizes[chunk.first].elements is None:
+        column = layout.column_of(chunk)
+        if column.size.elements is None:
             unknown += 1
             continue
-        is_sparse = layout.column_of(chunk).is_sparse
-        sent = sent_by_sparse.setdefault(is_sparse, [0] * towers)
+        sent = sent_by_sparse.setdefault(column.is_sparse, [0] * towers)
         for src in sources:
             sent[src] += chunk.bytes
 
@@ -186,31 +181,35 @@ def describe(layout: Layout) -> str:
     session = session_with(layout.devices, layout.hosts)
     devices += f" of {session}" if session else ""
     chunks = count(len(layout.chunks), "chunk")
-    dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, layout.chunks)))
+    line = f"{count(towers, 'tower')} on {devices}: {layout.plan.algorithm}, {chunks}"
+    if not copies:
+        return line
+    dtypes = ", ".join(dict.fromkeys(layout.column_of(chunk).wire for chunk in layout.chunks))
     sizes = [f"up to {amount(max(sent_by_sparse[False]))}"] if False in sent_by_sparse else []
     sizes += [f"≤ {amount(max(sent_by_sparse[True]))} of rows"] if True in sent_by_sparse else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
+    copied = f"{copies} copies" if copies > 1 else "1 copy"
     return (
-        f"{towers} towers on {devices}: {layout.plan.algorithm}, {chunks}, {copies} copies; each"
-        f" tower sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
+        f"{line}, {copied}; each tower sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
     )
 
 
 def _sent_dense(layout: Layout) -> str:
     """Return a clause about the sparse gradients that are made dense; empty if there are none."""
-    dense, sparse = [], []  # sizes as these gradients travel, and as they would as rows
-    for column, size in zip(layout.columns, layout.sizes):
-        if has_rows_only(column) and not column.is_sparse:
-            dense.append(size)
-            sparse.append(size_of(column._replace(is_sparse=True), layout.wire))
-    if not dense:
+    made_dense = []
+    for column in layout.columns:
+        if column.has_rows_only and not column.is_sparse:
+            made_dense.append(column)
+    if not made_dense:
         return ""
-    clause = f"; {count(len(dense), 'sparse gradient')} made dense"
+    clause = f"; {count(len(made_dense), 'sparse gradient')} made dense"
     # Bytes are said only where all are known, because a sum of some would mislead.
-    if any(size.elements is None for size in (*dense, *sparse)):
+    sizes = [column.size for column in made_dense]
+    as_rows = [column.size_of_rows() for column in made_dense]
+    if any(size.elements is None for size in (*sizes, *as_rows)):
         return clause
-    dense_bytes = sum(size.bytes for size in dense)
-    row_bytes = sum(size.bytes for size in sparse)
+    dense_bytes = sum(size.bytes for size in sizes)
+    row_bytes = sum(size.bytes for size in as_rows)
     return f"{clause}, {amount(dense_bytes)} instead of ≤ {amount(row_bytes)} of rows"
 
 

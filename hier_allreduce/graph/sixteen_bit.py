@@ -71,7 +71,7 @@ class SixteenBitSum(Sum):
         If it is a running mean, multiply it by its weight in the mean that it becomes part of.
         """
         wide = tf.cast(tensor, tf.float32, name=f"{self.name}/{SUM}")
-        if self.context.average and weight < 1:
+        if self.context.layout.average and weight < 1:
             return tf.multiply(wide, weight, name=f"{self.name}/{SUM}")
         return wide
 

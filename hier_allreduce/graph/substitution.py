@@ -3,7 +3,7 @@
 ::
 
     checked_layout ──► choose(Call) ──► Substitute.strategy        plans with another strategy
-    add_ops        ──► Substitute.reduce, instead of our ops       another library's all-reduce
+    all_reduce     ──► Substitute.reduce, instead of our ops       another library's all-reduce
                    ──► Substitute.then                             adds a clock to the results
 
 Only :func:`substitute` sets it. Without it nothing here does anything.
@@ -11,19 +11,15 @@ Only :func:`substitute` sets it. Without it nothing here does anything.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..planning.strategy import Strategy
+from .devices import hosts_of
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
 
 Rows = Sequence[Sequence[Any]]  # K×N gradients
-
-
-class Caller(NamedTuple):
-    """What builds an all-reduce: a front end, for one of the three updates or for none."""
-
-    front_end: str = "towers"
-    update: str = ""
-    arguments: Tuple[Any, ...] = ()
 
 
 class Call(NamedTuple):
@@ -33,10 +29,15 @@ class Call(NamedTuple):
     devices: Tuple[Any, ...]  # K
     average: bool  # the mean instead of the sum
     strategy: Strategy  # the program's
-    hosts: int
-    front_end: str  # "towers", "keras" or "tensorpack"
-    update: str  # "replicated", "once" or "sharded"; empty if the program itself updates
-    arguments: Tuple[Any, ...]  # of "keras": those of CrossDeviceOps.batch_reduce
+    cluster: Optional[Cluster] = None  # the hosts; None for one
+    front_end: str = "towers"  # or "keras", "tensorpack"
+    update: str = ""  # "replicated", "once" or "sharded"; empty if the program itself updates
+    arguments: Tuple[Any, ...] = ()  # of "keras": those of CrossDeviceOps.batch_reduce
+
+    @property
+    def hosts(self) -> int:
+        """H, the number of hosts."""
+        return hosts_of(self.cluster)
 
 
 class Substitute(NamedTuple):

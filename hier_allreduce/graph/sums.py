@@ -14,21 +14,12 @@ from .op_names import ACROSS, COLUMN, COPY, MEAN, SUM
 
 
 class Context:
-    """What the chunks of one all-reduce share: devices, the kind of result, and constants.
-
-    Attributes:
-        devices: K devices.
-        average: the mean instead of the sum.
-        shared_ops: what several hosts build together; None without a cluster.
-        contributions: the gradients in each sum: K for each host.
-        on_cpu: whether all towers are CPU devices.
-    """
+    """What the chunks of one all-reduce share: their layout, and constants on the towers."""
 
     def __init__(self, layout: Layout):
+        self.layout = layout
         self.devices = layout.devices
-        self.average = layout.average
-        self.shared_ops = None if layout.cluster is None else layout.cluster.ops
-        self.contributions = len(layout.devices) * layout.hosts
+        self.contributions = len(layout.devices) * layout.hosts  # the gradients in each sum
         self.on_cpu = all_on_cpu(layout.devices)
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
@@ -103,14 +94,14 @@ class Sum(ChunkOps[Any]):
             # takes twice the time. It does so only where it knows the shape of the inputs, and so a
             # reshape to columns of unknown height hides it. The reshape copies nothing. GPUs would
             # pay for the further ops.
-            columns = []
+            upright = []
             for term, tower in zip(terms, towers):
                 height = self.context.constant(tower, (-1, 1), is_hidden=True)
                 with tf1.device(self.devices[tower]):
-                    columns.append(tf.reshape(term, height, name=f"{self.name}/{COLUMN}"))
+                    upright.append(tf.reshape(term, height, name=f"{self.name}/{COLUMN}"))
             lengths = self.context.constant(dst, tuple(shape.as_list()))
             with tf1.device(self.devices[dst]):
-                total = tf.add_n(columns, name=f"{self.name}/{SUM}")
+                total = tf.add_n(upright, name=f"{self.name}/{SUM}")
                 return tf.reshape(total, lengths, name=f"{self.name}/{SUM}")
         with tf1.device(self.devices[dst]):
             if are_known and len(terms) == 2 and terms[0].dtype.name not in DTYPES_WITHOUT_ADD:
@@ -123,7 +114,7 @@ class Sum(ChunkOps[Any]):
 
     def mean(self, root: int, total: Any) -> Any:
         """Return the mean of a sum, if it is wanted."""
-        if not self.context.average:
+        if not self.context.layout.average:
             return total
         weight = 1.0 / self.context.contributions
         with tf1.device(self.devices[root]):
@@ -131,7 +122,8 @@ class Sum(ChunkOps[Any]):
 
     def over_hosts(self, root: int, total: Any) -> Any:
         """Return the sum of all hosts' totals."""
-        if self.context.shared_ops is None:
+        cluster = self.context.layout.cluster
+        if cluster is None:
             return total
         with tf1.device(self.devices[root]):
-            return self.context.shared_ops.all_reduce(total, root, f"{self.name}/{ACROSS}")
+            return cluster.ops.all_reduce(total, root, f"{self.name}/{ACROSS}")

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from ..compat import mirrored_factory, replica_values, without_autograph
 from ..errors import HierAllreduceError
-from ..graph import add_ops, layout_of
-from ..graph.substitution import Caller
+from ..graph import all_reduce, checked_call, checked_layout
 from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -124,8 +123,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             pairs = [value_destination_pairs[place] for place in places]
             columns = [replica_values(replicas) for replicas, _ in pairs]
             grads = list(zip(*columns))  # K × N
-            caller = Caller("keras", arguments=(reduce_op, pairs, *options))
-            reduced = _all_reduced(grads, devices, average, self._strategy, caller)
+            arguments = (reduce_op, pairs, *options)
+            reduced = _all_reduced(grads, devices, average, self._strategy, arguments)
             # The class of a result is not public. The result of ``broadcast``, which is, has it.
             if devices not in self._makers:
                 example = self.broadcast(tf.constant(0.0), pairs[0][1])
@@ -137,9 +136,10 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
 
 @without_autograph
 def _all_reduced(
-    grads: Sequence[Any], devices: Any, average: bool, strategy: Strategy, caller: Caller
-) -> List[Any]:
-    return add_ops(layout_of(grads, devices, average, strategy, None, caller))
+    grads: Sequence[Any], devices: Any, average: bool, strategy: Strategy, arguments: Any
+) -> List[List[Any]]:
+    call = checked_call(grads, devices, average, strategy)
+    return all_reduce(checked_layout(call._replace(front_end="keras", arguments=arguments)))
 
 
 def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ..compat import tf1
 from ..errors import HierAllreduceError
-from ..graph import copy_from_tower_0
+from ..graph import broadcast
 from ..graph.names import where
 from ..needs import needed_by
 from .reads import Reads, uses_of, writers_of
@@ -95,7 +95,7 @@ def _copy_new_values(
     new_values = []
     for column in written:
         new_values.append(reads.new_value(column[0], towers.devices[0], added, ends))
-    copied = copy_from_tower_0(new_values, towers.devices) if new_values else []
+    copied = broadcast(new_values, towers.devices) if new_values else []
     owners = dict.fromkeys(range(len(written)), 0)
     return reads.assign_copies(written, owners, copied, towers.devices)
 

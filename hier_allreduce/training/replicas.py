@@ -23,7 +23,7 @@ import tensorflow as tf
 from ..cluster.collectives import fingerprint
 from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
-from ..graph import copy_from_tower_0
+from ..graph.collectives import broadcast as copies_of
 from ..graph.names import where
 from ..graph.record import log_once
 from .options import Options
@@ -262,7 +262,7 @@ def broadcast(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
         with _device_of(var):
             on_tower_0.append(var.read_value())
     assigned = []
-    for variables, values_there in zip(replicas[1:], copy_from_tower_0(on_tower_0, devices)[1:]):
+    for variables, values_there in zip(replicas[1:], copies_of(on_tower_0, devices)[1:]):
         for var, new_value in zip(variables, values_there):
             with _device_of(var):
                 assigned.append(var.assign(new_value).op)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ..compat import outer_graph
 from ..errors import HierAllreduceError
-from ..graph import copy_from_roots
+from ..graph import all_gather
 from ..graph.layout import Layout
 from ..planning.chunks import OwnedBytes
 from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
@@ -62,7 +62,7 @@ def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVaria
     new_values: List[Any] = [None] * len(layout.columns)
     for n, root in roots.items():
         new_values[n] = reads.new_value(variables[root][n], towers.devices[root], added, [updated])
-    copied = copy_from_roots(new_values, layout)
+    copied = all_gather(new_values, layout)
     columns = list(zip(*variables))
     assigned = reads.assign_copies(columns, roots, copied, towers.devices)
     return tf.group(updated, *assigned), variables

@@ -22,12 +22,12 @@ import tensorflow as tf
 from ..compat import has_gpu_kernel, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
-from ..graph import add_ops, checked_layout, sums_on, sums_only
+from ..graph import all_reduce, checked_layout, reduce, reduce_scatter
 from ..graph.columns import dtype_of, fits, grads_in, variables_in
 from ..graph.devices import is_gpu
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
-from ..graph.substitution import Caller
+from ..graph.substitution import Call
 from ..planning.chunks import OwnedBytes
 from .options import Options
 from .reads import Reads, writers_of, writes_among
@@ -74,21 +74,19 @@ class Towers(NamedTuple):
 
     def lay_out(self, load: Optional[OwnedBytes] = None) -> Layout:
         """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
-        options = self.options.average, self.options.strategy, self.options.cluster
         names = variable_names(self.variables, self.devices)
-        caller = Caller(self.front_end, self.update)
-        return checked_layout(self.grads, self.devices, *options, names, load, caller)
+        options = self.options.average, self.options.strategy, self.options.cluster
+        call = Call(self.grads, tuple(self.devices), *options, self.front_end, self.update)
+        return checked_layout(call, names, load)
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        reduced = add_ops(layout or self.lay_out(), "hier_allreduce")
+        reduced = all_reduce(layout or self.lay_out())
         return [self._transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def reduce_on(self, tower: int) -> Sequence[Any]:
         """Return N reduced gradients, transformed, on one tower only."""
-        layout = sums_on(self.lay_out(), tower)
-        reduced = add_ops(layout, f"reduce_to_tower_{tower}")
-        return self._transformed(tower, reduced[tower])
+        return self._transformed(tower, reduce(self.lay_out(), tower))
 
     def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed; without a transform only those on roots.
@@ -97,7 +95,7 @@ class Towers(NamedTuple):
         """
         if self.options.transform is not None:
             return self.reduce(layout)
-        return list(add_ops(sums_only(layout), "reduce_to_roots"))
+        return list(reduce_scatter(layout))
 
     def reads(self, reduced: Sequence[Sequence[Any]]) -> Reads:
         """Return the reads of variables by the gradients, and by what made the ``reduced`` rows."""

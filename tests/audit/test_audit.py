@@ -31,7 +31,7 @@ from hier_allreduce import (
     allreduce_grads_hierarchical,
     audit,
 )
-from hier_allreduce.graph import copy_from_tower_0
+from hier_allreduce.graph import broadcast
 
 KIND = XPU.upper()
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
@@ -303,7 +303,7 @@ def test_an_all_reduce_of_constants_is_done_before_the_step(graph):
 def test_values_that_are_only_copied_go_straight_to_their_readers(graph):
     """Grappler prunes the op of a copy, and the value comes from outside."""
     (value,) = gradients_on(gpus_or_cpus(1), [[np.ones([2], np.float32)]])[0]
-    result = copy_from_tower_0([value], gpus_or_cpus(4))
+    result = broadcast([value], gpus_or_cpus(4))
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (sum(call.copies.values()), call.left_out) == (3, 0)
 

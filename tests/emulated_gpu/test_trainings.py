@@ -77,6 +77,6 @@ def test_a_gpu_without_memory_is_a_fault_of_its_pairs(monkeypatch):
 
 def test_tune_measures_a_program_on_gpus(tmp_path):
     program = [sys.executable, EXAMPLES / "towers.py", "--gpus", "--devices", "2", "--steps", "50"]
-    options = ["--minutes", "2", "--only", "tower-0-sum"]
+    options = ["--yes", "--minutes", "2", "--only", "tower-0-sum"]
     status, out = command("tune", *options, "--", *program, folder=tmp_path)
     assert status == 0 and re.search(r"^tower-0-sum \(as it was\) +\d", out, re.MULTILINE), out

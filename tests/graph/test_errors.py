@@ -334,7 +334,7 @@ def test_a_function_reads_tensors_that_have_values_and_those_around_it():
             (row, _) = allreduce_grads([[grad, outside]] * 2, ["/cpu:0", "/cpu:1"])
             return row
 
-        return tf.cond(grad[0] > 0, within, lambda: (grad, outside))
+        return tf.cond(grad[0] > 0, within, lambda: [grad, outside])
 
     assert [total.numpy().tolist() for total in reduce(tf.ones([3]))] == [[2, 2, 2]] * 2
 

@@ -350,7 +350,7 @@ def test_towers_on_cpu_devices_do_not_wait():
 
 
 def test_towers_without_any_gradient_need_no_edge(graph):
-    assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [(None, None)] * TOWERS
+    assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [[None, None]] * TOWERS
 
 
 def test_gradients_that_are_checked_before_all_sums_close_no_cycle(graph):

@@ -31,12 +31,13 @@ from hier_allreduce import (
     allreduce_grads_hierarchical,
 )
 from hier_allreduce.graph import (
-    add_ops,
+    all_gather,
+    broadcast,
+    checked_call,
     checked_layout,
-    copy_from_roots,
-    copy_from_tower_0,
     device_strings,
-    sums_only,
+    reduce,
+    reduce_scatter,
 )
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import all_reduces
@@ -58,7 +59,7 @@ def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
         gpus_or_cpus(towers), [[np.full([1999], 2.0**k, "float32")] * 3 for k in range(towers)]
     )
     result = allreduce_grads(rows, gpus_or_cpus(towers), True, strategy)
-    assert type(result) is list and [type(row) for row in result] == [tuple] * towers
+    assert type(result) is list and [type(row) for row in result] == [list] * towers
     assert placed(result) == [[device] * 3 for device in gpus_or_cpus(towers)]
 
 
@@ -132,7 +133,7 @@ def test_devices_in_every_notation(graph, case):
             grads.append([held(np.float32(2**tower)) for _ in range(4)])
     result = allreduce_grads(grads, devices, strategy="hierarchical")
     assert placed(result) == [[device] * 4 for device in expected]
-    assert evaluate(result) == [(7.0,) * 4] * 3
+    assert evaluate(result) == [[7.0] * 4] * 3
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_gradients_flow_through(graph, algorithm, average, share):
 
 def test_no_variables_give_an_empty_row_for_each_tower(graph):
     rows: Any = [[], (), iter([])]
-    assert allreduce_grads(rows, gpus_or_cpus(3)) == [(), (), ()]
+    assert allreduce_grads(rows, gpus_or_cpus(3)) == [[], [], []]
     assert graph.get_operations() == []
 
 
@@ -289,8 +290,8 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
         values.append([random.randint(-9, 9, shape).astype("float32") for shape in shapes])
     rows = [[*row, None] for row in gradients_on(devices, values)]
     owned = OwnedBytes([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
-    layout = checked_layout(rows, devices, False, strategy, owned=owned)
-    totals = add_ops(sums_only(layout))
+    layout = checked_layout(checked_call(rows, devices, False, strategy), owned=owned)
+    totals = reduce_scatter(layout)
     roots = layout.roots()
     assert sorted(roots) == [0, 1, 2, 3, 4]  # the variable without gradients has none
     assert strategy.main is None or set(roots.values()) == {strategy.main}
@@ -302,7 +303,7 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
         assert placed([[total]]) == [[devices[root]]]
         with tf.device(devices[root]):
             updated.append(2 * total)
-    result = copy_from_roots([*updated, None], layout)
+    result = all_gather([*updated, None], layout)
     # the other towers have no tensors to pack, and need no zeros in their place
     assert not any("zeros" in op.name for op in graph.get_operations())
 
@@ -315,13 +316,24 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
         np.testing.assert_array_equal(got[-1][variable], 2 * sum(row[variable] for row in values))
 
 
+@pytest.mark.parametrize("algorithm", ["flat", "tree", "flat_hierarchical"])
+@pytest.mark.parametrize("tower", [0, 3])
+def test_one_tower_gets_all_sums(graph, algorithm, tower):
+    devices = gpus_or_cpus(5)
+    rows = gradients_on(devices, powers_of_two(5, 20, 900))
+    strategy = Strategy(algorithm, chunk_bytes=2000)
+    totals = reduce(checked_layout(checked_call(rows, devices, False, strategy)), tower)
+    assert placed([totals]) == [[devices[tower]] * 20]
+    for n, total in enumerate(evaluate([totals])[0]):
+        np.testing.assert_array_equal(total, np.full([900], 31 + 5 * n))
+
+
 @pytest.mark.parametrize("earlier", [[0, 0, 0, 0], [0, 9000, 0, 12000]])
 def test_roots_carry_about_equal_bytes(graph, earlier):
     sizes = [5000, 1000, 1000, 3000] * 6
     rows = gradients_on(gpus_or_cpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
-    layout = checked_layout(
-        rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0), owned=OwnedBytes(sizes, earlier)
-    )
+    call = checked_call(rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0))
+    layout = checked_layout(call, owned=OwnedBytes(sizes, earlier))
     loads = list(earlier)
     for variable, root in layout.roots().items():
         loads[root] += sizes[variable]
@@ -335,7 +347,7 @@ def test_values_of_tower_0_go_to_all(graph):
             held(value)
             for value in (floats([1, 2]), np.int64(7), np.array(["a", "b"]), np.zeros([0, 2]))
         ]
-    result = copy_from_tower_0(values, gpus_or_cpus(5))
+    result = broadcast(values, gpus_or_cpus(5))
     assert placed(result) == [[device] * 4 for device in gpus_or_cpus(5)]
     for row in evaluate(result):
         assert (

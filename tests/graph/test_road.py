@@ -381,7 +381,7 @@ def test_accumulated_references_are_added_in_float32(graph, average):
             )
             rows.append([tf1.assign_add(total, np.array([60000 if average else 20000], "float16"))])
     with started() as sess:
-        assert sess.run(allreduce_grads(rows, gpus_or_cpus(3), average)) == [(60000,)] * 3
+        assert sess.run(allreduce_grads(rows, gpus_or_cpus(3), average)) == [[60000]] * 3
 
 
 # ---- sums on CPU devices -------------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_the_mean_is_that_of_all_towers_of_all_hosts(graph, dtype):
     grads = [[tf.constant([tower], dtype)] for tower in (1, 2, 6)]
     assert (
         evaluate(allreduce_grads(grads, gpus_or_cpus(3), True, "flat", cluster=Hosts()))
-        == [(3,)] * 3
+        == [[3]] * 3
     )
 
 

@@ -311,9 +311,9 @@ def test_an_all_reduce_in_the_forward_pass_does_not_end_it(graph):
             rows.append([value])
     metadata = metadata_of(allreduce_grads(rows, devices))
     ends = ends_in(metadata)
-    for number, tower in enumerate(cost(metadata, graph).towers):
+    for number, times in enumerate(cost(metadata, graph).towers):
         last = max(end for node, end in ends if node.startswith(f"in_pass_of_{number}"))
-        assert tower.pass_end == pytest.approx(last, abs=TO_THE_MICROSECOND)
+        assert times.pass_end == pytest.approx(last, abs=TO_THE_MICROSECOND)
 
 
 @STEP_ON_CPU

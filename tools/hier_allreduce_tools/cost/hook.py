@@ -12,10 +12,11 @@ from hier_allreduce import HierAllreduceError
 
 from .cost import Cost, cost
 
-tf1 = tf.compat.v1
+tf1: Any = tf.compat.v1
+_BASE: Any = tf1.train.SessionRunHook
 
 
-class CostHook(tf1.train.SessionRunHook):
+class CostHook(_BASE):
     """Traces one step of a ``MonitoredSession`` or an estimator, and prints what it cost.
 
     ::

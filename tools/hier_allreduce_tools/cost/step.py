@@ -191,8 +191,9 @@ class Step:
         devices = {node.device for node in self.nodes.values()}
         device_by_tower: Dict[Any, str] = {}
         for device in sorted(device for device in devices if self.kernels[device]):
-            # Without a record of ours all GPUs are towers, and CPU devices if there are none.
-            tower: Optional[int] = int(device.rpartition(":")[2])
+            # Without a record of ours all GPUs are towers, and CPU devices if there are none. Those
+            # of several hosts have the same numbers.
+            tower: Any = int(device.rpartition(":")[2]), device
             if self.all_reduces:
                 tower = self._of_gradients().tower_at(device)
             elif any(map(is_gpu, devices)) and not is_gpu(device):

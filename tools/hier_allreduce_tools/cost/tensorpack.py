@@ -21,18 +21,8 @@ class CostCallback(Callback):
 
         config = TrainConfig(callbacks=[CostCallback()], …)
 
-    Any trainer may have it.
-
-    Args:
-        step: the number of the step that is traced, from 1.
-        folder: gets ``cost.txt``, ``cost.json`` and ``cost.png``; by default the folder of
-            tensorpack's logger, if that has one.
-
-    Attributes:
-        cost: a :class:`.Cost`, after the step; None before it.
-
-    Raises:
-        HierAllreduceError: ``step`` is below 1.
+    Any trainer may have it. Arguments, attributes and errors are those of :class:`.CostHook`, but
+    that ``folder`` is by default the one of tensorpack's logger, if that has one.
     """
 
     _chief_only = False  # each host may have it

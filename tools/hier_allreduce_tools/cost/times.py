@@ -16,7 +16,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 from .step import SUM, UPDATE, Input, Step, TowerCopy, reached
 
 # Why a tower had no kernel: what another tower sends was missing; the processor launched too late,
-# or had no value for it; the next kernel had been launched already
+# or had no value for it; the next kernel had been launched already.
 TOWERS, PROCESSOR, BETWEEN = "towers", "processor", "between"
 TIMES = ("ready", "sent", "summed", "copied", "updated")  # of a chunk
 
@@ -31,25 +31,14 @@ class Segment(NamedTuple):
 
 
 class TowerTimes(NamedTuple):
-    """The step on one tower, before the end of the last tower's pass and after it.
-
-    Attributes:
-        device: its name.
-        pass_end: the end of its last kernel that makes a gradient.
-        end: the end of its last kernel.
-        busy: before, ms with a kernel by kind: ``pass``, ``pack``, ``sum``, ``unpack``, ``update``.
-        gaps: before, ms without a kernel by reason: other ``towers`` had not sent what it needs;
-            the ``processor`` launched too late, or had no value for it; ``between`` a launch and
-            its kernel, or two kernels.
-        after: after it, ms of waiting for other ``towers``, and by kind all other ms.
-    """
+    """The step on one tower, up to the end of the last tower's pass and after it, in ms."""
 
     device: str
-    pass_end: float
-    end: float
-    busy: Dict[str, float]
-    gaps: Dict[str, float]
-    after: Dict[str, float]
+    pass_end: float  # the end of its last kernel that makes a gradient
+    end: float  # the end of its last kernel
+    busy: Dict[str, float]  # up to then: with a kernel, by kind
+    gaps: Dict[str, float]  # up to then: without one, by reason
+    after: Dict[str, float]  # after it: of waiting for other ``towers``, and by kind all others
 
     @property
     def place(self) -> str:
@@ -197,10 +186,10 @@ def _chunk(step: Step, name: str, prefix: str, views: Dict[str, List[str]]) -> C
             up.append(copy.end)
         elif copy.node in own or not own.isdisjoint(copy.readers):
             down.append(copy.end)
-    last_sum = max((node for node in sums if node in step.ends), key=step.ends.get, default=None)
+    end_by_sum = {node: step.ends[node] for node in sums if node in step.ends}
     return ChunkTimes(
         name,
-        None if last_sum is None else step.tower(last_sum),
+        step.tower(max(end_by_sum, key=lambda node: end_by_sum[node])) if end_by_sum else None,
         ready=_last_end(step, gradients | reached(gradients, views)),
         sent=max(up, default=None),
         summed=_last_end(step, sums),
