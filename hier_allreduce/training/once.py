@@ -22,7 +22,7 @@ from ..compat import tf1
 from ..errors import HierAllreduceError
 from ..graph import broadcast
 from ..graph.names import where
-from ..needs import needed_by
+from ..graphs import needed_by
 from .reads import Reads, uses_of, writers_of
 from .replicas import replicas_by_name
 from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
