@@ -305,14 +305,14 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
 
     # A variable on another tower's device is right if all of that tower's own variables are there,
     # too. If some are not, the rows are swapped.
+    is_mixed = [any(home != tower for home in row) for tower, row in enumerate(homes)]
+    ids = [set(map(id, row)) for row in rows]
     for tower, row in enumerate(rows):
         for variable, var in enumerate(row):
             home = homes[tower][variable]
             if home == tower:
                 continue
-            home_is_mixed = any(var_home != home for var_home in homes[home])
-            is_shared = any(var is home_var for home_var in rows[home])
-            if home_is_mixed and not is_shared:
+            if is_mixed[home] and id(var) not in ids[home]:
                 place = where(tower, devices, variable, name_of(var))
                 raise HierAllreduceError(
                     f"{place}: the variable is on {var.device}, tower {home}'s device; give one row"
