@@ -46,7 +46,7 @@ import tensorflow as tf
 
 from ..compat import add_control_edge, is_of_function, tf1
 from ..formatting import count
-from ..needs import needed_by, sources
+from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk
 from .columns import Column
 from .devices import any_on_gpu

@@ -24,7 +24,7 @@ from ..compat import slots_in_any_scope, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..graph import all_gather
 from ..graph.names import where
-from ..needs import needed_by
+from ..graphs import needed_by
 from ..planning.chunks import OwnedBytes
 from .reads import uses_by_variable
 from .replicas import columns_of, hold_owners, kept

@@ -20,20 +20,13 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 import tensorflow as tf
 
 from ..compat import add_control_edge, is_eager, is_resource, tensor_of, tf1
-from ..needs import needed_by
+from ..graphs import needed_by, writes
 
 # These take a handle without a read of its value.
 _WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", *_WITHOUT_VALUE)
 # A handle goes through these into the branches and loops of control flow 1.
 _PASS_ON = ("Switch", "Enter", "Identity", "RefSwitch", "RefEnter", "RefIdentity")
-# Each of these ops changes one variable, and has changed it when it ends; all others that take a
-# reference read it.
-_WRITES = (
-    *("Assign", "ResourceApply", "ResourceSparseApply"),
-    *("ResourceScatter", "ResourceStridedSlice"),
-    *("Apply", "SparseApply", "Scatter", "StridedSliceAssign"),
-)
 # TensorFlow takes these apart before a step: an edge from one waits for the choice of its branch,
 # and not for what is in it.
 _TAKEN_APART = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -101,7 +94,7 @@ class Reads:
         writers = writers_of(var, uses)
         # The ends of the update come after all its writes, wherever these are.
         are_known = all(
-            op.type.startswith(_WRITES) and op._get_control_flow_context() is here for op in writers
+            writes(op.type) and op._get_control_flow_context() is here for op in writers
         )
         after = writers if writers and are_known else ends
         with tf.control_dependencies(after), tf1.device(device):
@@ -187,7 +180,7 @@ def writers_of(var: Any, uses: Uses) -> List[Any]:
 def may_write(op: Any) -> bool:
     """Return whether an op that uses a variable may write it."""
     takes_reference = any(tensor.dtype._is_ref_dtype for tensor in op.inputs)
-    return op.type.startswith(_WRITES) if takes_reference else op.type not in _READS
+    return writes(op.type) if takes_reference else op.type not in _READS
 
 
 def is_computed(var: Any, uses: Uses) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ..compat import outer_graph, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
-from ..needs import needed_by
+from ..graphs import needed_by
 from ..planning.strategy import AUTO
 from .replicas import hold_owners
 from .towers import Applied, Towers, added_ops

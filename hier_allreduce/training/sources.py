@@ -15,7 +15,7 @@ from ..compat import outer_graph, tensor_of
 from ..errors import HierAllreduceError
 from ..graph.names import where
 from ..graph.record import all_reduces
-from ..needs import needed_by
+from ..graphs import needed_by
 from .reads import (
     WITHOUT_BATCH,
     Uses,

@@ -23,8 +23,9 @@ from ..compat import forget_colocation, in_current_graph, is_resource, tensor_of
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import broadcast
-from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
+from ..graph.columns import fits, static_shape
 from ..graph.names import where
+from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
 from .equality import flags_of, watch
 from .owned import apply_once, apply_sharded
 from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, wait, writers_of

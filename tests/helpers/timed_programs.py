@@ -20,11 +20,11 @@ def tell(*lines):
 def build(number=1, **facts):
     usual = {"bytes": 1 << 20, "front_end": "keras", "towers": 4, "gpus": False}
     usual.update(plan=algorithm or "program", strategy={"missing": "zeros", **changes})
-    tell({"sum": number, "built": {**usual, **facts}})
+    tell({"sum": str(number), "built": {**usual, **facts}})
 
 def step(steps, milliseconds=10.0, number=1, begin=100.0):
     times = [begin + 1e-3 * milliseconds * step for step in range(steps)]
-    tell(*({"sum": number, "time": time} for time in times))
+    tell(*({"sum": str(number), "time": time} for time in times))
 
 def train(steps, milliseconds=10.0):
     build()

@@ -82,11 +82,10 @@ def plan_in(lines):
 def test_each_sum_has_its_bytes_and_its_steps(run):
     values, told, lines = run()
     assert values == [[9.0]] * 3
-    sizes = [line["built"]["bytes"] for line in lines if "built" in line]
-    steps = [
-        sum(line.get("time", 0) > 0 and line["sum"] == number for line in lines)
-        for number in range(1, len(sizes) + 1)
-    ]
+    built = [line for line in lines if "built" in line]
+    sizes = [line["built"]["bytes"] for line in built]
+    timed = [line["sum"] for line in lines if line.get("time", 0) > 0]
+    steps = [timed.count(line["sum"]) for line in built]
     # two sums in a graph; four functions, each traced once; eager calls are one all-reduce
     assert sizes[:2] == [8, 4] and steps[:2] == [2, 1]
     if IS_TF2:
@@ -166,6 +165,7 @@ def measured(runner, tmp_path, monkeypatch):
         runs = runner(command, patience=100.0, seconds=750.0)
         current = runs.run(Candidate(), 0)
         assert current is not None and not current.fault and current.step > 0
+        assert current.built.plan
         (candidate,), _ = candidates_for(current.built, [baseline], None)
         other = runs.run(candidate, 1)
         assert other is not None and not other.fault and other.step > 0

@@ -7,6 +7,7 @@ from typing import Dict, List
 import pytest
 
 from hier_allreduce_tools.tune.journal import CURRENT, Built, Run
+from hier_allreduce_tools.tune.ratio import pairs_needed
 from hier_allreduce_tools.tune.report import verdict
 from hier_allreduce_tools.tune.rounds import Rounds
 
@@ -80,14 +81,14 @@ def test_with_less_time_there_are_fewer_candidates_and_enough_pairs():
     rounds, names_by_round, told = measured(VirtualRunner(seconds=200.0))
     assert set(names_by_round[2]) == {*USUAL[:3]} and len(names_by_round) - 1 >= 9
     assert rounds.left_out["hierarchical"] == "no time: --minutes 6 would do"
-    assert "needs --minutes 2 for 2, --minutes 6 for 6" in told
+    assert "needs --minutes 2 for 2, 6 for all 6" in told
 
 
 @pytest.mark.parametrize("took", [4.68, 5.0, 30.0])
 @pytest.mark.parametrize("programs", [2, 5])
 def test_the_minutes_that_would_do_are_enough(took, programs):
     rounds, _, _ = measured(VirtualRunner(took=took), *USUAL[1:programs])
-    seconds = 60.0 * rounds.minutes(programs)
+    seconds = 60.0 * rounds.minutes(1 + programs * pairs_needed(programs - 1))
     rounds, _, _ = measured(VirtualRunner(seconds=seconds, took=took), *USUAL[1:programs])
     found = verdict(rounds.runs, rounds.left_out)
     assert len(found.rows) == programs and not found.missing_pairs
@@ -105,7 +106,7 @@ def test_a_rough_answer_tells_how_many_pairs_are_missing_by_the_starts_that_were
     rounds, names_by_round, _ = measured(runner, *only)
     found = verdict(rounds.runs, rounds.left_out)
     assert found.missing_pairs == 8 - (len(names_by_round) - 1)
-    minutes = rounds.minutes(2, found.missing_pairs)
+    minutes = rounds.minutes(2 * found.missing_pairs)
     assert minutes == -(-found.missing_pairs * 2 * 60 // 60)
     # with so many more minutes nothing is missing
     more = VirtualRunner(seconds=60.0 * minutes, took=60.0)

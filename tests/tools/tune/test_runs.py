@@ -26,7 +26,7 @@ def test_a_step_is_the_median_of_three_windows_after_the_first_10(program, runne
 build()
 skipped = [3.0 * step for step in range(10)]
 windows = [30 + 0.01 * step + (7 if step > 15 else 0) for step in range({steps - 10})]
-tell(*({{"sum": 1, "time": time}} for time in skipped + windows))
+tell(*({{"sum": "1", "time": time}} for time in skipped + windows))
 """
     run = runner(program(text)).run(CURRENT, 1)
     assert (run.step, run.fault) == (pytest.approx(0.01), "")
@@ -45,6 +45,11 @@ step(3, number=3)
 """
     run = runner(program(evaluates)).run(CURRENT, 1)
     assert run.step == pytest.approx(0.03) and run.built.bytes == 1 << 20
+
+
+def test_a_process_of_an_earlier_run_makes_no_steps(program, runner):
+    run = runner(program("asked['run'] = 0\ntrain(60)")).run(CURRENT, 1)
+    assert run.fault.startswith("ended after 0 steps")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ _NOT_ASKED = (
 
 def add_arguments(parser: Any) -> None:
     """Add the command's options."""
-    parser.takes_program = True
+    parser.add_argument("program", metavar="PROGRAM", nargs="*", help="and its arguments")
     parser.usage = "hier-allreduce tune [OPTIONS] -- PROGRAM [ARGUMENTS]"
     parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
     add = parser.add_argument
@@ -122,15 +122,15 @@ def main(args: argparse.Namespace) -> int:
             fault = error
     if not rounds.runs and not isinstance(fault, NothingMeasured):
         raise fault or KeyboardInterrupt
-    found = verdict(rounds.runs, rounds.left_out)
+    conclusion = verdict(rounds.runs, rounds.left_out)
     if rounds.runs:
-        _tell(args, found, rounds, journal)
+        _tell(args, conclusion, rounds, journal)
     if fault is not None:
         print(f"hier-allreduce tune: {fault}", file=sys.stderr)
         return 2 if isinstance(fault, OSError) else 1
     if signals:
         return 128 + signal.SIGINT
-    return 0 if sum(bool(row.runs) for row in found.rows) > 1 else 1
+    return 0 if sum(bool(row.runs) for row in conclusion.rows) > 1 else 1
 
 
 def _agrees(args: argparse.Namespace) -> bool:
@@ -189,32 +189,32 @@ def _bar(seconds: float) -> Iterator[Tuple[Callable[[str], None], Callable[[str]
         yield show, lambda line: bar.write(line, file=sys.stderr)
 
 
-def _tell(args: argparse.Namespace, found: Verdict, rounds: Rounds, journal: Journal) -> None:
+def _tell(args: argparse.Namespace, conclusion: Verdict, rounds: Rounds, journal: Journal) -> None:
     """Print the table, and what makes a rough answer certain; write the best strategy."""
-    print(json.dumps(as_json(found)) if args.json else report(found))
-    if found.missing_pairs:
-        measured = [row for row in found.rows if row.runs]
-        minutes = rounds.minutes(len(measured), found.missing_pairs)
+    print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
+    if conclusion.missing_pairs:
+        measured = [row for row in conclusion.rows if row.runs]
+        minutes = rounds.minutes(len(measured) * conclusion.missing_pairs)
         print(
-            f"for a certain answer {found.missing_pairs} more pairs of runs are missing:\n"
+            f"for a certain answer {conclusion.missing_pairs} more pairs of runs are missing:\n"
             f"hier-allreduce tune --continue {journal.path} --minutes {minutes}",
             file=sys.stderr,
         )
-    best = found.best
+    best = conclusion.best
     if not args.o:
         return
     strategy = best.runs[0].built.strategy if best else {}
     reason = ""
     # A baseline cannot be written, because a strategy file has the fields of ours only.
     if best is None or best.candidate.baseline:
-        reason = found.sentences[0]
+        reason = conclusion.sentences[0]
     elif strategy.get("algorithm", "auto") is None:
         reason = f"its algorithm is a function; write {best.candidate.changes} into your Strategy"
     if reason:
         print(f"{args.o} is not written: {reason}", file=sys.stderr)
         return
     options.make_folder(args.o)
-    comments = [_FIRST_LINE, *(f"# {line}".rstrip() for line in report(found).splitlines())]
+    comments = [_FIRST_LINE, *(f"# {line}".rstrip() for line in report(conclusion).splitlines())]
     lines = [*comments, yaml.safe_dump(strategy, sort_keys=False)]
     args.o.write_text("\n".join(lines), encoding="utf-8")
     print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)

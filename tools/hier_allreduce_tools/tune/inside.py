@@ -5,8 +5,8 @@ Python runs it first. It needs nothing but hier_allreduce, once the program has 
 
     {"run": 3, "python": "3.11.7"}                               Python has begun
     {"run": 3, "tensorflow": "2.15.1"}                           TensorFlow is imported
-    {"run": 3, "sum": 1, "built": {"bytes": 4096, "plan": …}}    an all-reduce is built
-    {"run": 3, "sum": 1, "time": 1795629992.339589}              it has run, once a step
+    {"run": 3, "sum": "71-1", "built": {"bytes": 4096, "plan": …}}    an all-reduce is built
+    {"run": 3, "sum": "71-1", "time": 1795629992.339589}              it has run, once a step
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import fields, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 VARIABLE = "HIER_ALLREDUCE_TUNE"
-STAGES = ("no Python yet", "python", "tensorflow", "built")  # of a run, as its lines tell them
+STAGES = ("started", "python", "tensorflow", "built")  # of a run, as its lines tell them
 Rows = Sequence[Sequence[Any]]  # K×N gradients
 
 
@@ -35,7 +35,7 @@ class MeasuredProgram:
         self._baseline = str(request["baseline"])
         self._changes: Dict[str, Any] = request["changes"]
         self._sums = 0
-        self._number_by_bytes: Dict[int, int] = {}  # of sums that run eagerly
+        self._name_by_bytes: Dict[int, str] = {}  # of sums that run eagerly
         self.tell(python=platform.python_version())
 
     def tell(self, **facts: Any) -> None:
@@ -102,33 +102,34 @@ class MeasuredProgram:
         size = sum(_bytes_of(rows[tower][column]) for column, tower in tower_by_column.items())
 
         # Eagerly each step is a call, and calls of equal size are those of one all-reduce.
-        number = self._number_by_bytes.get(size) if tf.executing_eagerly() else None
-        if number is None:
+        is_eager = tf.executing_eagerly()
+        sum_name = self._name_by_bytes.get(size, "") if is_eager else ""
+        if not sum_name:
             self._sums += 1
-            number = self._sums
-            self.tell(sum=number, built={**built, "bytes": size})
-        if tf.executing_eagerly():
-            self._number_by_bytes[size] = number
+            sum_name = f"{os.getpid()}-{self._sums}"
+            self.tell(sum=sum_name, built={**built, "bytes": size})
+        if is_eager:
+            self._name_by_bytes[size] = sum_name
 
         column, tower = next(iter(tower_by_column.items()))
         grad = rows[tower][column]
         if isinstance(grad, tf.IndexedSlices):
-            values = self._after_line(grad.values, number)
+            values = self._after_line(grad.values, sum_name)
             timed: Any = tf.IndexedSlices(values, grad.indices, grad.dense_shape)
         else:
-            timed = self._after_line(grad, number)
+            timed = self._after_line(grad, sum_name)
         changed = [list(row) for row in rows]
         changed[tower][column] = timed
         return [tuple(row) for row in changed]
 
-    def _after_line(self, tensor: Any, number: int) -> Any:
+    def _after_line(self, tensor: Any, sum_name: str) -> Any:
         """Return a copy of a tensor, after a line with the time is in the journal."""
         import tensorflow as tf
 
         with tf.device("/cpu:0"), tf.control_dependencies([tensor]):
             # It is an op, because a Python function would wait for the program's threads.
             moment = tf.strings.as_string(tf.timestamp(), precision=6)
-            before = f'{{"run": {self._run}, "sum": {number}, "time": '
+            before = f'{{"run": {self._run}, "sum": "{sum_name}", "time": '
             line = tf.strings.join([before, moment, "}"])
             printed = tf.print(line, output_stream=f"file://{self._journal}")
         # Eagerly there is no op to wait for, because the line is written by now.

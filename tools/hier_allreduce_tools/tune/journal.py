@@ -3,8 +3,8 @@
 ::
 
     {"program": ["python", "train.py"], "folder": "/home/me", "only": [], "patience": 60.0}
-    {"run": 1, "sum": 1, "built": {…}}              the program's own lines, as ``inside`` says
-    {"run": 1, "sum": 1, "time": 1795629992.33}
+    {"run": 1, "sum": "71-1", "built": {…}}              the program's own lines, as ``inside`` says
+    {"run": 1, "sum": "71-1", "time": 1795629992.33}
     {"run": 1, "round": 0, "candidate": {…}, "step": 0.01, …}     the run has ended
 
 ``--continue`` needs the first line, and those of runs.

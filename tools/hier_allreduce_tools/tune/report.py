@@ -40,19 +40,17 @@ def verdict(runs: Sequence[Run], left_out: Dict[str, str]) -> Verdict:
     for run in runs:
         runs_by_name.setdefault(run.candidate.name, []).append(run)
     rows = []
-    base: Optional[Row] = None
-    comparisons = sum(not any(run.fault for run in all_runs) for all_runs in runs_by_name.values())
     for all_runs in runs_by_name.values():
         # The first run of all had nobody beside it, so that it counts if there is no other.
         counted = [run for run in all_runs if run.round] or all_runs
         # One fault excludes a candidate, because a program that fails now and then is of no use.
         fault = next((run.fault for run in counted if run.fault), "")
-        row = Row(counted[0].candidate, [] if fault else counted, fault)
-        if base is not None and not fault:
-            row = row._replace(ratio=ratio(counted, base.runs, comparisons - 1))
-        if base is None and not fault:
-            base = row
-        rows.append(row)
+        rows.append(Row(counted[0].candidate, [] if fault else counted, fault))
+    measured = [row for row in rows if row.runs]
+    for index, row in enumerate(rows):
+        if row in measured[1:]:
+            compared = ratio(row.runs, measured[0].runs, len(measured) - 1)
+            rows[index] = row._replace(ratio=compared)
     measured = [row for row in rows if row.runs]
     rough = [row.ratio.pairs for row in measured if row.ratio and row.ratio.is_rough]
     missing = pairs_needed(len(measured) - 1) - min(rough) if rough else 0

@@ -37,6 +37,11 @@ _ADVICE_BY_STAGE = (
 )
 
 
+def _runs_needed(programs: int) -> int:
+    """Return how many runs give a certain answer, with the first one."""
+    return 1 + programs * pairs_needed(programs - 1)
+
+
 class NothingMeasured(HierAllreduceError):
     """No run can be measured: the program is to be changed or repaired first."""
 
@@ -66,40 +71,39 @@ class Rounds:
             self._run_first()
         if not self.runs:
             return
-        first, runner = self.runs[0], self._runner
+        runner = self._runner
         # The others start as the first one did, and a hang must not take all the time.
-        if not first.fault:
-            usual = max(runner.patience, SLOWEST_START * first.start)
+        if not self.runs[0].fault:
+            usual = max(runner.patience, SLOWEST_START * self.runs[0].start)
             runner.start_patience = min(runner.start_patience, usual)
-        others, left_out = candidates_for(first.built, only, groups)
+        beside, left_out = candidates_for(self.runs[0].built, only, groups)
         self.left_out.update(left_out)
-        candidates = [Candidate(), *others]
+        candidates = [Candidate(), *beside]
         self._announce(candidates)
-        number = self.runs[-1].round
+        round = self.runs[-1].round
         while True:
             active = self._active(candidates)
             begun = {run.candidate.name for run in self.runs}
             if all(candidate.name in begun for candidate in active) and (
-                len(active) < 2 or self._seconds(len(active), 1) > runner.seconds_left()
+                len(active) < 2 or self._seconds(len(active)) > runner.seconds_left()
             ):
                 break
-            number += 1
-            if not self._run_round(active, number):
+            round += 1
+            if not self._run_round(active, round):
                 break
         for candidate in candidates:
             if all(run.candidate.name != candidate.name for run in self.runs):
-                minutes = self.minutes(len(candidates))
+                minutes = self.minutes(_runs_needed(len(candidates)))
                 self.left_out.setdefault(candidate.name, f"no time: --minutes {minutes} would do")
 
-    def minutes(self, programs: int, pairs: int = 0) -> int:
-        """Return the minutes for a certain answer, or for so many pairs, by all starts so far."""
-        runs = self._seconds(programs, pairs or pairs_needed(programs - 1))
-        return math.ceil((runs if pairs else runs + self._seconds(1, 1)) / 60)
+    def minutes(self, runs: int) -> int:
+        """Return the minutes that so many runs take, by all starts so far."""
+        return math.ceil(self._seconds(runs) / 60)
 
-    def _seconds(self, programs: int, pairs: int) -> float:
-        """Return the seconds of so many runs; hangs count if there is nothing else."""
+    def _seconds(self, runs: int) -> float:
+        # Hangs count if there is nothing else.
         seen = [run.took for run in self.runs if not run.fault] or [self.runs[0].took]
-        return programs * pairs * mean(seen)
+        return runs * mean(seen)
 
     def _run_first(self) -> None:
         """Run the program as it is, which tells its all-reduce."""
@@ -133,11 +137,12 @@ class Rounds:
         before = f"; as it was, it used {originals[0]}" if originals else ""
         fault = self.runs[0].fault or f"takes {duration(self.runs[0].took)} a run"
         self._say(f"{CURRENT.capitalize()} uses hier_allreduce{before}. It {fault}.")
-        would_do = [
-            f"--minutes {self.minutes(programs)} for {programs}"
-            for programs in sorted({2, len(candidates)})
-        ]
-        self._say(f"A certain answer needs {', '.join(would_do)}. Ctrl-C prints the table so far.")
+        minutes = [f"{self.minutes(_runs_needed(2))} for 2"]
+        if len(candidates) > 2:
+            programs = len(candidates)
+            minutes.append(f"{self.minutes(_runs_needed(programs))} for all {programs}")
+        needs = f"A certain answer needs --minutes {', '.join(minutes)}."
+        self._say(f"{needs} Ctrl-C prints the table so far.")
 
     def _active(self, candidates: Sequence[Candidate]) -> List[Candidate]:
         """Return the candidates of the next round: new ones only if their answer can be certain."""
@@ -148,15 +153,16 @@ class Rounds:
         for candidate in healthy:
             programs = len(active) + 1
             # Two always run, because a rough answer is better than none.
-            needed = 0.0 if programs <= 2 else self._seconds(programs, pairs_needed(programs - 1))
-            if candidate not in active and needed <= self._runner.seconds_left():
+            needed = self._seconds(_runs_needed(programs) - 1)
+            is_in_time = programs <= 2 or needed <= self._runner.seconds_left()
+            if candidate not in active and is_in_time:
                 active.append(candidate)
         return active
 
-    def _run_round(self, active: Sequence[Candidate], number: int) -> bool:
+    def _run_round(self, active: Sequence[Candidate], round: int) -> bool:
         """Run candidates in a shuffled order; return whether there was time for all."""
         for candidate in random.sample(active, len(active)):
-            run = None if self._runner.is_over else self._runner.run(candidate, number)
+            run = None if self._runner.is_over else self._runner.run(candidate, round)
             if run is None:
                 return False
             self._note(run)

@@ -66,8 +66,8 @@ class Told:
         self.begun = self.newest = time.monotonic()
         self.start = 0.0  # seconds until the first step
         self.stage = 0
-        self._built_by_sum: Dict[int, Built] = {}
-        self._times_by_sum: Dict[int, List[float]] = {}
+        self._built_by_sum: Dict[str, Built] = {}
+        self._times_by_sum: Dict[str, List[float]] = {}
 
     def read(self, lines: Sequence[Dict[str, Any]]) -> None:
         """Read lines of the journal."""
@@ -82,13 +82,13 @@ class Told:
                 self.start = self.start or self.newest - self.begun
 
     @property
-    def _largest(self) -> int:
+    def _largest(self) -> str:
         """The training's sum: an evaluation adds up less. Of equal sums, the one that runs most."""
         sizes = []
-        for number, built in self._built_by_sum.items():
-            steps = len(self._times_by_sum.get(number, ()))
-            sizes.append((built.bytes, steps, number))
-        return max(sizes, default=(0, 0, 0))[2]
+        for sum_name, built in self._built_by_sum.items():
+            steps = len(self._times_by_sum.get(sum_name, ()))
+            sizes.append((built.bytes, steps, sum_name))
+        return max(sizes, default=(0, 0, ""))[2]
 
     @property
     def built(self) -> Built:
@@ -199,7 +199,9 @@ class Runner:
         while True:
             # The process is asked before the journal, because one that has ended writes no more.
             status = process.poll()
-            told.read(self._journal.new_lines())
+            # A process that has left the group of an earlier run may still write its lines.
+            lines = self._journal.new_lines()
+            told.read([line for line in lines if line.get("run") == self._journal.runs])
             steps = len(told.times)
             if steps >= STEPS and status is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -213,7 +215,8 @@ class Runner:
                 return f"ended after {count(steps, 'step')}, {STEPS} are needed"
             if self.is_over:
                 return None
-            self._show(f"{candidate.name}: step {steps}, {inside.STAGES[told.stage]}")
+            waits = f"step {steps}" if steps else f"no step yet ({inside.STAGES[told.stage]})"
+            self._show(f"{candidate.name}: {waits}")
             allowed = self.patience if steps else self.start_patience
             if time.monotonic() - told.newest > allowed:
                 return f"hung: no step after step {steps} for {duration(allowed)}, killed"
@@ -256,5 +259,6 @@ def reason_in(log: Path) -> str:
     if error.startswith("EOFError"):
         return "the program reads its standard input, which is closed here"
     # "Graph execution error:" has its cause below it.
-    is_whole = error and not error.endswith(":")
-    return error if is_whole else f"last line: {lines[-1] if lines else 'none'}"
+    if error and not error.endswith(":"):
+        return error
+    return f"last line: {lines[-1] if lines else 'none'}"
