@@ -15,7 +15,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from hier_allreduce import AllReduce, AuditError, all_reduces
 
-from ..text import amount, rate, table
+from ..text import table
 from . import picture
 from .remedy import remedy_for
 from .step import COPY, PACK, PASS, SUM, UNPACK, UPDATE, Step, is_gpu
@@ -27,10 +27,8 @@ from .times import (
     Link,
     TowerTimes,
     chunks_in,
-    cut,
     links_in,
     pass_end_of,
-    segments_of,
     tower_of,
 )
 
@@ -122,13 +120,6 @@ class Cost(NamedTuple):
                 times = [_digit(getattr(chunk, name)) for name in names]
                 lines.append([chunk.name, "–" if chunk.root is None else str(chunk.root), *times])
             parts.append(table(lines))
-        if self.links:
-            # From line to column: the bytes, and the speed while they were copied.
-            places = [tower.place for tower in self.towers]
-            lines = [["from, to", *places], *([place] + ["."] * len(places) for place in places)]
-            for link in self.links:
-                lines[link.src + 1][link.dst + 1] = f"{amount(link.bytes)}, {rate(link.speed)}"
-            parts.append(table(lines, all_right=True))
         return "\n\n".join(parts)
 
     def to_json(self) -> str:
@@ -193,11 +184,8 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
     step = Step(step_stats, told)
     if told and not step.all_reduces:
         raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
-    pass_ends = [pass_end_of(step, device) for device in step.devices]
-    cuts = [cut(segments_of(step, device), max(pass_ends)) for device in step.devices]
-    towers = []
-    for device, pass_end, (early, late) in zip(step.devices, pass_ends, cuts):
-        towers.append(tower_of(step, device, pass_end, early, late))
+    last_pass_end = max(pass_end_of(step, device) for device in step.devices)
+    towers = tuple(tower_of(step, device, last_pass_end) for device in step.devices)
     bars = []
     # The median tells the lead, because a processor that stops for one op makes the mean long.
     ahead = []
@@ -208,10 +196,7 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
             if kind == PASS:
                 ahead.append(kernel.begin - step.nodes[kernel.node].start)
     bars += (picture.Bar(copy.src, COPY, copy.begin, copy.end) for copy in step.copies)
-    chunks = chunks_in(step)
-    links = links_in(step.copies)
-    # The tower that ends last tells what the step waited for.
-    ends_last = max(range(len(towers)), key=lambda tower: towers[tower].end)
-    remedy = remedy_for(towers, cuts[ends_last][1], chunks, links, step.copies)
+    links = tuple(links_in(step.copies))
     lead = max(0.0, median(ahead)) if ahead else 0.0
-    return Cost(tuple(towers), tuple(chunks), tuple(links), lead, remedy, tuple(bars))
+    remedy = remedy_for(towers, links)
+    return Cost(towers, tuple(chunks_in(step)), links, lead, remedy, tuple(bars))
