@@ -7,12 +7,9 @@ before it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
-import tempfile
 from pathlib import Path
-from typing import List
 
 _SECONDS_BY_UNIT = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DAY = 86400.0
@@ -33,31 +30,12 @@ def time(argument: str, unit: str) -> float:
 
 
 def output(argument: str) -> Path:
-    """Read the path of a file that can be written; nothing is left of the attempt."""
+    """Read the path of a file that is to be written, or written again, into any folder."""
     path = Path(argument)
-    missing: List[Path] = []
-    try:
-        if path.is_dir():
-            raise argparse.ArgumentTypeError(
-                f"{argument!r} is no name of a file, such as folder/file"
-            )
-        # A pipe, a device or a link to nothing would swallow the file.
-        if os.path.lexists(argument) and not path.is_file():
-            raise argparse.ArgumentTypeError(f"{argument!r} exists, and is no file")
-        # Only a file that was made proves that one can be: rights, quotas and mounts all count.
-        missing = [folder for folder in path.absolute().parents if not folder.exists()]
-        make_folder(path)
-        with tempfile.TemporaryFile(dir=str(path.parent)):
-            return path
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{argument!r} cannot be written: {error}") from None
-    finally:
-        # The innermost folder is the first one, because only an empty one can be removed.
-        for folder in missing:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder of a file that is to be written now."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # A pipe, a device or a link to nothing would swallow the file.
+    if (path.is_dir() or os.path.lexists(argument)) and not path.is_file():
+        raise argparse.ArgumentTypeError(f"{argument!r} exists, and is no file")
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(str(path if path.exists() else there), os.W_OK):
+        raise argparse.ArgumentTypeError(f"{argument!r} cannot be written")
+    return path

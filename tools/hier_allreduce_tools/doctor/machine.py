@@ -163,8 +163,8 @@ def _tensorflow(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
     if nvidia.gpus and len(tensorflow.gpus) < wanted:
         yield Finding(
             f"TensorFlow uses {len(tensorflow.gpus)} of {count(wanted, 'GPU')}",
-            "its own lines say why, if a program asks it for its devices; CUDA_VISIBLE_DEVICES hides"
-            " a word that is no GPU here, and all after it",
+            "its own lines say why, if a program asks for its devices; CUDA_VISIBLE_DEVICES"
+            " hides a word that is no GPU here, and all after it",
         )
 
 

@@ -18,7 +18,6 @@ import yaml
 from hier_allreduce import HierAllreduceError
 
 from .. import options
-from ..doctor.nvidia_smi import ask_nvidia_smi, groups_of
 from .candidates import OTHERS, changes_of
 from .inside import VARIABLE
 from .journal import Journal, Run
@@ -51,8 +50,7 @@ def add_arguments(parser: Any) -> None:
 
     help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm of"
-        " Strategy, also with the size of its chunks (flat-8MiB) or with groups along NVLink"
-        f" (hierarchical-nvlink), or {', '.join(OTHERS)}"
+        f" Strategy, also with the size of its chunks (flat-8MiB), or {', '.join(OTHERS)}"
     )
     add("--only", metavar="A,B", type=_candidates, default=[], help=help)
 
@@ -78,7 +76,7 @@ def _candidates(argument: str) -> List[str]:
     names = list(dict.fromkeys(name.strip() for name in argument.split(",")))
     for name in names:
         try:
-            changes_of(name, None)
+            changes_of(name)
         except HierAllreduceError as error:
             fault = f"{name!r}: {error}, or one of {', '.join(OTHERS)}"
             raise argparse.ArgumentTypeError(fault) from None
@@ -108,7 +106,6 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
     if args.program and args.journal:
         raise HierAllreduceError("--continue: the program is in the journal, so leave it out")
-    groups = groups_of(ask_nvidia_smi())
     if not _agrees(args):
         return 1
     journal, settings, runs = _opened(args)
@@ -116,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     with noted_signals() as signals, _bar(args.minutes) as (show, say):
         rounds = Rounds(Runner(settings, journal, args.minutes, signals, show), runs, say)
         try:
-            rounds.run_all(settings["only"], groups)
+            rounds.run_all(settings["only"])
         except (NothingMeasured, OSError) as error:
             # Minutes of runs must not be lost because a later one cannot start.
             fault = error
@@ -213,7 +210,7 @@ def _tell(args: argparse.Namespace, conclusion: Verdict, rounds: Rounds, journal
     if reason:
         print(f"{args.o} is not written: {reason}", file=sys.stderr)
         return
-    options.make_folder(args.o)
+    args.o.parent.mkdir(parents=True, exist_ok=True)
     comments = [_FIRST_LINE, *(f"# {line}".rstrip() for line in report(conclusion).splitlines())]
     lines = [*comments, yaml.safe_dump(strategy, sort_keys=False)]
     args.o.write_text("\n".join(lines), encoding="utf-8")
