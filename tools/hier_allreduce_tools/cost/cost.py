@@ -21,7 +21,6 @@ from .remedy import remedy_for
 from .step import COPY, PACK, PASS, SUM, UNPACK, UPDATE, Step, is_gpu
 from .times import (
     PROCESSOR,
-    TIMES,
     TOWERS,
     ChunkTimes,
     Link,
@@ -110,17 +109,9 @@ class Cost(NamedTuple):
         lines = [["ms", "pass ends", "for other towers", "for the processor", "ends"]]
         for tower in self.towers:
             waits = [tower.gaps.get(reason, 0.0) for reason in (TOWERS, PROCESSOR)]
-            lines.append([tower.place, *map(_digit, [tower.pass_end, *waits, tower.end])])
-        parts = [self.summary, table(lines)]
-        if self.chunks:
-            # Times that no chunk has are left out: CPU devices make no copies.
-            names = [name for name in TIMES if any(getattr(c, name) for c in self.chunks)]
-            lines = [["chunk, ms", "root", *names]]
-            for chunk in self.chunks:
-                times = [_digit(getattr(chunk, name)) for name in names]
-                lines.append([chunk.name, "–" if chunk.root is None else str(chunk.root), *times])
-            parts.append(table(lines))
-        return "\n\n".join(parts)
+            times = [tower.pass_end, *waits, tower.end]
+            lines.append([tower.place, *(f"{ms:.1f}" for ms in times)])
+        return f"{self.summary}\n\n{table(lines)}"
 
     def to_json(self) -> str:
         """Return the summary and all numbers, in ms and bytes, as JSON. Bars are left out."""
@@ -136,10 +127,6 @@ class Cost(NamedTuple):
         ends = [tower.pass_end for tower in self.towers]
         words = "ms after the first kernel of the step"
         picture.draw(self.bars, places, self.summary, path, ends, words)
-
-
-def _digit(ms: Optional[float]) -> str:
-    return "–" if ms is None else f"{ms:.1f}"
 
 
 def cost(step: Any, graph: Optional[Any] = None) -> Cost:

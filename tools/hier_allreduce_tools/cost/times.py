@@ -18,7 +18,6 @@ from .step import SUM, UPDATE, Input, Step, TowerCopy, reached
 # Why a tower had no kernel: what another tower sends was missing; the processor launched too late,
 # or had no value for it; the next kernel had been launched already.
 TOWERS, PROCESSOR, BETWEEN = "towers", "processor", "between"
-TIMES = ("ready", "sent", "summed", "copied", "updated")  # of a chunk
 
 
 class TowerTimes(NamedTuple):
