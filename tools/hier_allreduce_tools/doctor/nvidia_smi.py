@@ -15,19 +15,12 @@ _PATIENCE = 60  # seconds for one call; without the persistence daemon it starts
 
 
 class NvidiaSmi(NamedTuple):
-    """The answers of nvidia-smi.
+    """The answers of nvidia-smi."""
 
-    Attributes:
-        gpus: name and driver of each GPU; none if there is a fault.
-        table: the output of ``nvidia-smi topo -m``; empty on a driver that prints none.
-        reads: that of ``nvidia-smi topo -p2p r``: which GPUs read each other's memory.
-        fault: nvidia-smi's own line, or why there is none; empty if all is well.
-    """
-
-    gpus: Tuple[str, ...] = ()
-    table: str = ""
-    reads: str = ""
-    fault: str = ""
+    gpus: Tuple[str, ...] = ()  # name and driver of each; none if there is a fault
+    table: str = ""  # of ``topo -m``; empty on a driver that prints none
+    reads: str = ""  # of ``topo -p2p r``: which GPUs read each other's memory
+    fault: str = ""  # its own line, or why there is none; empty if all is well
 
 
 def ask_nvidia_smi() -> NvidiaSmi:
