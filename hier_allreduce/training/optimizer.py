@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..compat import (
     builds_for_session,
+    forget_colocation,
     in_current_graph,
     outer_graph,
     outside_control_flow,
@@ -325,7 +326,7 @@ class TowerOptimizer:
                     " new ops; read init_op and call check_replicas once before, when all"
                     " variables exist, or use TowerOptimizer.hook()"
                 )
-            with self._graph.as_default(), outside_control_flow():
+            with self._graph.as_default(), outside_control_flow(), forget_colocation():
                 self._ops[key] = build(columns[0], self.devices, *columns[1:])
         return self._ops[key]
 

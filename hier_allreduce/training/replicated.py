@@ -18,7 +18,7 @@ from ..errors import HierAllreduceError
 from ..graphs import needed_by
 from ..planning.strategy import AUTO
 from .replicas import hold_owners
-from .towers import Applied, Towers, added_ops
+from .towers import Applied, Towers, added_ops, identity
 
 _train = tf1.train
 # Each applies one kernel to a variable, its slots, its gradient and rates, in TensorFlow 1.15 too.
@@ -65,12 +65,12 @@ def why_once(optimizer: Any, towers: Towers) -> str:
     if replaced:
         return f"{replaced[0]} of this {optimizer_class.__name__} was replaced"
     for variables in towers.variables:
-        ids = list(map(id, variables))
+        identities = list(map(identity, variables))
         for n, var in enumerate(variables):
             if getattr(var, "constraint", None) is not None:
                 return f"{var.op.name!r} has a constraint"
             # Nothing orders its two updates, so that towers would differ.
-            if ids.index(id(var)) != n:
+            if identities.index(identities[n]) != n:
                 return f"{var.op.name!r} is twice in its row"
     return ""
 

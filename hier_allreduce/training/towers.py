@@ -19,7 +19,7 @@ from typing import (
 
 import tensorflow as tf
 
-from ..compat import has_gpu_kernel, tf1
+from ..compat import has_gpu_kernel, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import all_reduce, checked_layout, reduce, reduce_scatter
@@ -158,6 +158,14 @@ class Towers(NamedTuple):
                     f" {dtype_of(var)} {var.shape}"
                 )
         return grads
+
+
+def identity(var: Any) -> Any:
+    """Return what is equal for two handles of one variable, as import_meta_graph makes them."""
+    op = tensor_of(var).op
+    if op.type != "VarHandleOp" or not op.get_attr("shared_name"):
+        return id(var)
+    return op.get_attr("shared_name"), op.get_attr("container"), op.device
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, 
 from .replicas import columns_of, distinct, kept, names_of
 from .replicated import apply_replicated, why_once, with_rows
 from .sources import Sources
-from .towers import Applied, Column, Towers, added_ops, warn_of_moved_updates
+from .towers import Applied, Column, Towers, added_ops, identity, warn_of_moved_updates
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -73,7 +73,7 @@ def checked_towers(towers: Towers, earlier: Sequence[Column] = ()) -> Towers:
                     " variable's dtype"
                 )
             # Each tower updates its variables, so that a shared one would be updated twice.
-            same = _identity(var)
+            same = identity(var)
             if tower_by_id.setdefault(same, tower) != tower:
                 fault = (
                     f"the same variable is in the row of {where(tower_by_id[same], devices)};"
@@ -90,14 +90,6 @@ def checked_towers(towers: Towers, earlier: Sequence[Column] = ()) -> Towers:
             if fault:
                 raise HierAllreduceError(f"{towers.place(tower, n)}: {fault}")
     return towers
-
-
-def _identity(var: Any) -> Any:
-    """Return what is equal for two handles of one variable, as import_meta_graph makes them."""
-    op = tensor_of(var).op
-    if op.type != "VarHandleOp" or not op.get_attr("shared_name"):
-        return id(var)
-    return op.get_attr("shared_name"), op.get_attr("container"), op.device
 
 
 def _check_graph(towers: Towers) -> None:

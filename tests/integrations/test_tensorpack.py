@@ -288,6 +288,34 @@ def test_a_period_copies_what_is_not_trained():
     assert after["average"] > after["tower1/average"] > 0.5 * after["average"]
 
 
+def weighted(cost):
+    """Multiply the cost by a weight that the model has, so that each tower has one."""
+    weight = tf1.get_variable("weight_of_loss", initializer=1.0, trainable=False, use_resource=True)
+    return cost * weight
+
+
+@pytest.mark.parametrize("step_based", [False, True], ids=["epochs", "steps"])
+@in_child
+def test_a_schedule_sets_a_variable_of_the_model_on_all_towers(step_based):
+    """Before the first step, and in the step for which it was set."""
+    import tensorpack as tp
+
+    schedule = [(0, 0.2), (2, 0.6), (4, 0.1)] if step_based else [(0, 0.2), (1, 0.6), (2, 0.1)]
+
+    def trained(trainer, batch):
+        setter = tp.ScheduledHyperParamSetter(
+            "weight_of_loss", schedule, step_based=step_based, set_at_beginning=True
+        )
+        return train(
+            trainer, "momentum", batch, steps=2, epochs=3, extra=weighted, callbacks=[setter]
+        )["after"]
+
+    one = trained(1, BATCH * 2)
+    for update in UPDATES:
+        two = trained(on_xpus(2, update=update), BATCH)
+        assert difference(two, one) < 1e-6 and replicas_are_equal(two), update
+
+
 @in_child
 def test_towers_that_differ_end_the_training():
     import tensorpack as tp

@@ -5,6 +5,7 @@ A separate optimizer for each tower would train most of them wrong in silence.
 
 import collections
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -195,6 +196,35 @@ def test_an_op_that_an_optimizer_builds_for_the_user_is_no_part_of_the_step(grap
         assert sess.run(rows[1][0][1]) == pytest.approx([0.99] * 3)
 
 
+class ReturnsNothingOfIt(tf.compat.v1.train.GradientDescentOptimizer):
+    """Halves its variables, and returns an op that does not wait for that."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        for _, var in grads_and_vars:
+            var.assign(0.5 * var.read_value())
+        return tf.no_op()
+
+
+@pytest.mark.tf2
+def test_in_a_function_all_writes_count_whatever_an_optimizer_returns(graph):
+    """As on one device, where a function runs all of its ops that have state."""
+    optimizer = TowerOptimizer(ReturnsNothingOfIt(0.1), gpus_or_cpus(2), update="once")
+    rows = towers(optimizer, 2, targets=[0.0, 0.0])
+
+    @tf.function(autograph=False)
+    def step():
+        optimizer.apply_gradients(rows)
+        return tf.constant(0)
+
+    op = step()
+    variables = [variables_of(row) for row in rows]
+    with started(optimizer.init_op) as sess:
+        before = sess.run(variables)[0]
+        sess.run(op)
+        for row in sess.run(variables):
+            np.testing.assert_allclose(row, np.multiply(before, 0.5))
+
+
 def test_an_adam_that_has_trained_elsewhere_and_one_that_is_applied_twice(graph):
     """TensorFlow's own tests do both; there tower 0's variable has no device of its own."""
     theirs = adam()
@@ -220,6 +250,38 @@ def test_functions_that_a_user_keeps_on_an_optimizer_are_not_called(graph):
     optimizer.on_step = lambda step: 1 / 0
     wrapped = TowerOptimizer(optimizer, gpus_or_cpus(2))
     wrapped.apply_gradients(towers(wrapped, 2))
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_class_whose_method_was_replaced_is_called_once(graph, monkeypatch, update):
+    calls = []
+
+    def apply(self, grad, var, *more):
+        calls.append(var.op.name)
+        return var.assign_sub(0.5 * grad, read_value=False)
+
+    monkeypatch.setattr(SGD, "_resource_apply_dense", apply)
+    optimizer = TowerOptimizer(SGD(0.1), gpus_or_cpus(2), update=update)
+    rows = towers(optimizer, 2, targets=[0.0, 0.0])
+    words = "_resource_apply_dense of this GradientDescentOptimizer was replaced: tower 0 updates"
+    with pytest.warns(UserWarning, match=words) if update != "once" else nullcontext():
+        op = optimizer.apply_gradients(rows)
+    assert calls and all(name.startswith("tower0/") for name in calls)
+    with started(optimizer.init_op, op) as sess:
+        np.testing.assert_array_equal(*sess.run([variables_of(row) for row in rows]))
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_rate_in_a_reference_variable_is_one_for_all_towers(graph, update):
+    """What TensorFlow gives of such a variable is its memory, which the program may write."""
+    with tf.device("/cpu:0"):
+        rate = tf1.get_variable("rate", initializer=0.0, trainable=False, use_resource=False)
+    optimizer = TowerOptimizer(SGD(rate), gpus_or_cpus(3), update=update)
+    op = optimizer.apply_gradients(towers(optimizer, 3))
+    with started(optimizer.init_op) as sess:
+        for _ in range(30):
+            sess.run([op, rate.assign_add(0.001, read_value=False)])
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
 
 
 def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():

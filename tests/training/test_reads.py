@@ -151,6 +151,9 @@ def test_nothing_is_overtaken_in_a_branch_or_a_loop(graph, update, kind, flow):
 KINDS = {
     "cond": lambda one, a: tf.cond(one > 0, a.read_value, lambda: tf.zeros([2])),
     "case": lambda one, a: tf.case([(one > 0, a.read_value)], default=lambda: tf.zeros([2])),
+    "loop": lambda one, a: tf.while_loop(
+        lambda i, _: i < one, lambda i, sum: (i + 1, sum + a.read_value()), [0, tf.zeros([2])]
+    )[1],
     "switch": lambda one, a: tf.switch_case(one, [lambda: tf.zeros([2]), a.read_value]),
 }
 
@@ -166,9 +169,12 @@ def test_a_write_waits_for_the_gradient_if_a_branch_reads(graph, update, kind, f
         one, rows, raw = tf1.placeholder_with_default(1, []), [], []
         for k, device in enumerate(gpus_or_cpus(2)):
             with tf.device(device), tf1.variable_scope(f"tower{k}"):
-                a, b = (tf1.get_variable(name, [2], use_resource=True) for name in "ab")
-                pulled = tf.stop_gradient(KINDS[kind](one, a))
-                loss = tf.reduce_sum(a * a) + tf.reduce_sum((b - pulled) ** 2)
+                # Of two dtypes, so that no chunk has both.
+                a = tf1.get_variable("a", [2], use_resource=True)
+                b = tf1.get_variable("b", [2], tf.float64, use_resource=True)
+                pulled = tf.cast(tf.stop_gradient(KINDS[kind](one, a)), tf.float64)
+                distance = tf.reduce_sum((b - pulled) ** 2)
+                loss = tf.reduce_sum(a * a) + tf.cast(distance, tf.float32)
                 raw.append(tf.gradients(loss, [a, b]))
                 rows.append(list(zip(raw[-1], [a, b])))
         built_before = set(graph.get_operations())
@@ -181,8 +187,10 @@ def test_a_write_waits_for_the_gradient_if_a_branch_reads(graph, update, kind, f
             added = [op for op in a.handle.consumers() if op not in built_before]
             writers = [op for op in added if written(op, a)]
             assert writers
+            # A functional loop, unlike a branch, ends when all that is in it has ended.
+            loops = {op for op in before(of_b.op) if op.type in ("While", "StatelessWhile")}
             for writer in writers:
-                assert of_b.op in before(writer)
+                assert before(writer) & {of_b.op, *loops}
     finally:
         if IS_TF2:
             tf1.enable_control_flow_v2()

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import gc
+import threading
 import warnings
 import weakref
 from typing import Counter, Dict, List, Tuple
@@ -641,6 +642,41 @@ def test_a_step_on_towers_that_may_differ_trains_nothing(graph, tmp_path, update
         assert len(set(state(sess, rows))) == 1
 
 
+@UPDATES
+def test_of_two_threads_that_train_at_once_one_fails_and_towers_stay_equal(graph, update):
+    """The first step waits for its rate, with the flag, until another step has failed."""
+    began, released = threading.Event(), threading.Event()
+
+    def wait(is_first):
+        if is_first:
+            began.set()
+            assert released.wait(60)
+        return np.float32(1)
+
+    is_first = tf1.placeholder_with_default(False, [])
+    with tf.device("/cpu:0"):
+        rate = tf.reshape(tf1.py_func(wait, [is_first], tf.float32), [])
+    optimizer = TowerOptimizer(sgd(rate), gpus_or_cpus(2), update=update)
+    rows = towers(count=2)
+    op, start = optimizer.apply_gradients(rows), optimizer.init_op
+    with session(inter_op_parallelism_threads=16) as sess:
+        sess.run(tf1.global_variables_initializer())
+        sess.run(start)
+        thread = threading.Thread(target=sess.run, args=(op, {is_first: True}), daemon=True)
+        thread.start()
+        try:
+            assert began.wait(60)
+            # Steps that come before the first one has taken the flag train.
+            with NOT_EQUAL:
+                for _ in range(1000):
+                    sess.run(op)
+        finally:
+            released.set()
+            thread.join()
+        assert len(set(state(sess, rows))) == 1
+        sess.run(op)
+
+
 def test_a_loss_that_is_added_after_init_op_needs_it_again(graph):
     optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(["body"], count=2)
     first, start = optimizer.apply_gradients(rows), optimizer.init_op
@@ -1131,6 +1167,36 @@ def test_a_variable_twice_in_a_row_is_updated_on_one_tower(graph, update):
     with started(optimizer.init_op) as sess:
         sess.run(op)
         assert state(sess, rows) == [-2.0] * 3
+
+
+@UPDATES
+def test_two_handles_of_one_variable_in_a_row_are_one(graph, update):
+    """As import_meta_graph, and whoever makes a variable from its proto, gets them."""
+    rows = towers(["d"])
+    for row in rows:
+        (grad, var), *_ = row
+        row.append((grad, type(var).from_proto(var.to_proto())))
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update)
+    said = pytest.warns(UserWarning, match="'tower0/d' is twice in its row: tower 0 updates")
+    with said if update != "once" else contextlib.nullcontext():
+        op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert state(sess, rows) == [-2.0] * 3
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+
+
+@UPDATES
+def test_towers_have_their_own_devices_whatever_the_program_colocates_the_update_with(
+    graph, update
+):
+    steps = train.get_or_create_global_step()
+    optimizer, rows = TowerOptimizer(adam(), gpus_or_cpus(3), update=update), towers()
+    with tf1.colocate_with(steps):
+        op = optimizer.apply_gradients(rows, global_step=steps)
+        start = optimizer.init_op
+    with started(start, op, op) as sess:
+        assert len(set(state(sess, rows))) == 1 and sess.run(steps) == 2
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
 
 
 @UPDATES
