@@ -15,16 +15,14 @@ different devices.
 from __future__ import annotations
 
 import itertools
-import math
 import os
-from numbers import Real
 from typing import Any, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import tf1
-from ..configs import is_whole_number
-from ..errors import ClusterError
+from ..configs import one_of, seconds, whole_number
+from ..errors import ClusterError, HierAllreduceError
 from .collectives import (
     ENGINES,
     FIRST_OF_SESSIONS,
@@ -92,25 +90,16 @@ class Cluster:
                 the list, an unknown engine, or a number that is not positive.
         """
         check_hosts(hosts, task)
-        if not is_whole_number(devices_per_host) or devices_per_host < 1:
-            raise ClusterError(
-                f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more"
-            )
-        if communication not in ENGINES:
-            raise ClusterError(
-                f"communication={communication!r}: expected one of {', '.join(ENGINES)}"
-            )
-        times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        for key, seconds in times.items():
-            is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-            if not is_number or not 0 < seconds < math.inf:
-                raise ClusterError(f"{key}={seconds!r}: expected seconds, more than 0 and finite")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
-        self.devices_per_host = int(devices_per_host)
-        self.timeout = float(timeout)
-        self.start_timeout = float(start_timeout)
-        self.stall_timeout = float(stall_timeout)
+        try:
+            self.devices_per_host = whole_number(devices_per_host, "devices_per_host", least=1)
+            one_of(communication, "communication", ENGINES)
+            self.timeout = seconds(timeout, "timeout")
+            self.start_timeout = seconds(start_timeout, "start_timeout")
+            self.stall_timeout = seconds(stall_timeout, "stall_timeout")
+        except HierAllreduceError as cause:
+            raise ClusterError(str(cause)) from None
         self._job = Job(self.hosts, self.task)
         self.ops = SharedOps(self._job, self.devices_per_host, communication)
         # All hosts count sessions and their collectives alike, because they open them in one order.

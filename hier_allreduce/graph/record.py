@@ -24,7 +24,13 @@ _log = logging.getLogger("hier_allreduce")
 
 
 class SentTensor(NamedTuple):
-    """One tensor that towers send: a chunk, or the values or indices of a sparse gradient."""
+    """One tensor that towers send: a chunk, or the values or indices of a sparse gradient.
+
+    ::
+
+        sent = hier_allreduce.all_reduces()[0].tensors[0]
+        sent.bytes, sent.root, sent.variables      # 4000000, 0, ("conv1/W", "conv1/b")
+    """
 
     name: str  # its ops are named scope + name + "/…"
     variables: Tuple[str, ...]  # the names of the variables in it
@@ -52,7 +58,13 @@ class SentTensor(NamedTuple):
 
 
 class AllReduce(NamedTuple):
-    """One all-reduce, as it was built; ``print`` it."""
+    """One all-reduce, as it was built; ``print`` it.
+
+    ::
+
+        built = hier_allreduce.all_reduces()[0]
+        built.algorithm, len(built.tensors)        # "flat", 3
+    """
 
     scope: str  # the name scope of its ops
     algorithm: str  # the name of the plan's algorithm
