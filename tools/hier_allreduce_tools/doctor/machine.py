@@ -158,13 +158,12 @@ def _tensorflow(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
         direct = f", peers: {', '.join(map(str, peers)) or 'none'}" if tensorflow.cuda else ""
         yield Finding(f"  {name} {model}, {amount(size, binary=True)}{direct}")
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = len(nvidia.gpus) if visible is None else visible.count(",") + 1
-    if nvidia.gpus and len(tensorflow.gpus) < wanted:
+    # Whoever hides GPUs from CUDA sees it in the facts.
+    all_gpus = count(len(nvidia.gpus), "GPU")
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and len(tensorflow.gpus) < len(nvidia.gpus):
         yield Finding(
-            f"TensorFlow uses {len(tensorflow.gpus)} of {count(wanted, 'GPU')}",
-            "its own lines say why, if a program asks for its devices; CUDA_VISIBLE_DEVICES"
-            " hides a word that is no GPU here, and all after it",
+            f"TensorFlow uses {len(tensorflow.gpus)} of {all_gpus}",
+            "its own lines say why, if a program asks for its devices",
         )
 
 

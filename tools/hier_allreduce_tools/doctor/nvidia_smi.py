@@ -59,18 +59,15 @@ def _run(*command: str) -> Tuple[str, str]:
 
 
 def groups_of(nvidia: NvidiaSmi) -> Optional[Groups]:
-    """Return the two groups along the links of the GPUs that CUDA shows to this process.
+    """Return the two groups along the links of all GPUs.
 
-    Returns:
-        None where these are the halves, and where nvidia-smi, or a CUDA_VISIBLE_DEVICES of other
-        words than numbers, does not tell.
+    None where these are the halves, where nvidia-smi does not tell, and where CUDA_VISIBLE_DEVICES
+    numbers the GPUs in another way.
     """
     try:
         kinds = read_table(nvidia.table)
     except HierAllreduceError:
         return None
-    numbers = [str(gpu) for gpu in range(len(kinds))]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(numbers)).split(",")
-    if not set(visible) <= set(numbers):
-        return None
-    return linked_groups(tuple(tuple(kinds[int(a)][int(b)] for b in visible) for a in visible))
+    numbers = ",".join(map(str, range(len(kinds))))
+    is_usual = os.environ.get("CUDA_VISIBLE_DEVICES", numbers) == numbers
+    return linked_groups(kinds) if is_usual else None
