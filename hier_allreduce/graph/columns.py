@@ -55,18 +55,9 @@ class Column(NamedTuple):
         return [grad for grad in self.grads if grad is not None]
 
     @property
-    def has_rows_only(self) -> bool:
-        """Whether all gradients, at least one, are ``tf.IndexedSlices``."""
-        return have_rows_only(self.present)
-
-    @property
     def is_known(self) -> bool:
         """Whether the shape of each gradient is known before the step runs."""
         return all(static_shape(grad).is_fully_defined() for grad in self.present)
-
-    def size_of_rows(self) -> GradientSize:
-        """Return the size of the sum of sparse gradients, if they stay sparse."""
-        return _size_of_rows(self.present, self.shape, self.wire)
 
 
 def column_of(
@@ -171,12 +162,7 @@ def checked_columns(
 ) -> List[Column]:
     """Return the N columns of K×N gradients, by the user's choices.
 
-    Args:
-        rows: K × N, from :func:`checked_rows`.
-        devices: K devices.
-        average: the mean, which integers do not have.
-        strategy: decides about sparse and missing gradients.
-        names: of the N variables; by default those of the gradients.
+    ``names`` are of the N variables; by default those of the gradients.
 
     Raises:
         HierAllreduceError: some entry cannot be added up.

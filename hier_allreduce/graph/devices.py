@@ -157,10 +157,6 @@ def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
 
     Of several names that may mean it, such as ``""`` and ``"/cpu:1"``, the one that says most
     counts.
-
-    Args:
-        device: the name of an executed node's device.
-        devices: K devices, as an all-reduce was built for them.
     """
 
     def said(tower: int) -> int:

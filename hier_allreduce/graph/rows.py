@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
+from ..cluster import Cluster
 from ..compat import is_resource, tf1
 from ..configs import refusal
 from ..errors import ClusterError, HierAllreduceError
@@ -39,7 +39,7 @@ def check_average(average: Any) -> None:
 
 def check_cluster(cluster: Any) -> None:
     """Raise a ClusterError if ``cluster`` is neither a cluster nor None, which is one host."""
-    if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
+    if cluster is not None and not isinstance(cluster, Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
 
 

@@ -5,7 +5,16 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import ALGORITHMS, IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
+from helpers.graphs import (
+    ALGORITHMS,
+    IS_TF2,
+    XPU,
+    evaluate,
+    gpu_or_cpu,
+    gpus_or_cpus,
+    on_towers,
+    tf1,
+)
 from helpers.rows import for_each
 
 import hier_allreduce
@@ -578,3 +587,16 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
         with pytest.raises(UserWarning):
             allreduce_grads_and_vars(pairs, gpus_or_cpus(2))
         assert len(graph.get_operations()) == built
+
+
+def test_rows_take_the_shape_of_their_variable(graph):
+    """TensorFlow's updates of rows ignore ``dense_shape``, and so some programs write any."""
+    pairs = []
+    for tower in range(2):
+        with tf1.device(gpu_or_cpu(tower)):
+            table = tf1.get_variable(f"tower{tower}/w", [3], use_resource=True)
+            grad = tf.IndexedSlices(tf.constant([1.0]), tf.constant([2]), tf.constant([2]))
+            pairs.append([(grad, table)])
+    rows = allreduce_grads_and_vars(pairs, gpus_or_cpus(2), strategy=Strategy(sparse="dense"))
+    sums = evaluate([grad for ((grad, _),) in rows])
+    assert [list(total) for total in sums] == [[0, 0, 2]] * 2
