@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..compat import is_eager
 from ..formatting import count
-from ..graphs import needed_by
+from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk, OwnedBytes, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
@@ -147,6 +147,5 @@ def ready_order(columns: Sequence[Column]) -> List[int]:
     length_by_op: Dict[Any, int] = {}
     for op in next((end.graph.get_operations() for end in end_by_column.values()), []):
         if op in needed:
-            lengths = [length_by_op.get(tensor.op, 0) for tensor in op.inputs]
-            length_by_op[op] = 1 + max(lengths, default=0)
+            length_by_op[op] = 1 + max((length_by_op.get(src, 0) for src in sources(op)), default=0)
     return sorted(last_first, key=lambda n: length_by_op.get(end_by_column.get(n), 0))

@@ -71,8 +71,8 @@ def test_doctor_compares_copies_of_gpus(tmp_path):
 def test_a_gpu_without_memory_is_a_fault_of_its_pairs(monkeypatch):
     monkeypatch.setenv("EMULATED_GPU_MEMORY_MB", "256")  # TensorFlow leaves most of it alone
     found = copies.copy_all(["/gpu:0", "/gpu:1"])
-    for (src, _), copy in found.items():
-        assert copy.fault == f"out of memory: {src} has no 64 MiB for TensorFlow"
+    for copy in found.values():
+        assert "ResourceExhaustedError" in copy.fault
 
 
 def test_tune_measures_a_program_on_gpus(tmp_path):

@@ -361,7 +361,7 @@ ARGUMENTS: dict = {
     "quoted id": ({"devices": ["0"]}, ["tower 0: '0'"]),
     "algorithm": (
         {"devices": 8, "strategy": "hierarchic"},
-        ["did you mean 'hierarchical'", "tree", "flat"],
+        ["there are", "tree", "flat"],
     ),
     "update": (
         {"devices": 8, "update": "mian"},
@@ -385,9 +385,9 @@ def test_a_wrong_argument_is_an_error_of_the_constructor(case):
 def test_a_wrong_name_of_a_preset_or_key_is_an_error():
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    fails(["did you mean 'chainer'"], HierarchicalTrainer.from_config, "chaner")
+    fails(["there are "], HierarchicalTrainer.from_config, "chaner")
     Path("slip.yaml").write_text("devises: 2\n")
-    words = ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]
+    words = ["slip.yaml: 'devises' is unknown; there are "]
     fails(words, HierarchicalTrainer.from_config, "slip.yaml")
 
 

@@ -165,6 +165,7 @@ def measured(runner, tmp_path, monkeypatch):
         runs = runner(command, patience=100.0, seconds=750.0)
         current = runs.run(Candidate(), 0)
         assert current is not None and not current.fault and current.step > 0
+        assert current.built.plan
         (candidate,), _ = candidates_for(current.built, [baseline], None)
         other = runs.run(candidate, 1)
         assert other is not None and not other.fault and other.step > 0

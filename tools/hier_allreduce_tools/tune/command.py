@@ -41,7 +41,7 @@ _NOT_ASKED = (
 
 def add_arguments(parser: Any) -> None:
     """Add the command's options."""
-    parser.takes_program = True
+    parser.add_argument("program", metavar="PROGRAM", nargs="*", help="and its arguments")
     parser.usage = "hier-allreduce tune [OPTIONS] -- PROGRAM [ARGUMENTS]"
     parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
     add = parser.add_argument
