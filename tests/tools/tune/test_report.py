@@ -1,11 +1,9 @@
 """What rows say: which all-reduce to use, and how certain that is."""
 
-import json
-
 import pytest
 
 from hier_allreduce_tools.tune.journal import CURRENT, Built, Candidate, Run
-from hier_allreduce_tools.tune.report import as_json, report, verdict
+from hier_allreduce_tools.tune.report import report, verdict
 
 BASELINE = "NcclAllReduce"
 NAMES = {"now": CURRENT, "baseline": BASELINE}
@@ -139,16 +137,3 @@ def test_a_candidate_that_hangs_once_is_not_measured():
     found = verdict([*runs, hung], {})
     assert found.best is None and len(found.sentences) == 2
     assert report(found).splitlines()[2].split() == ["flat", "hung:", "no", "step"]
-
-
-def test_json_has_the_same():
-    found = as_json(verdict_on({"auto": "no time"}, now=QUIET, flat=[90] * 9, baseline="hangs"))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert (found["best"], found["left_out"]) == ("flat", {"auto": "no time"})
-    now, flat, baseline = found["candidates"]
-    assert (now["candidate"], now["ratio"]) == (CURRENT, None)
-    assert flat["step"] == pytest.approx(0.09) and flat["runs"][2] == pytest.approx(0.09)
-    assert flat["ratio"]["middle"] == pytest.approx(0.9) and flat["ratio"]["pairs"] == 9
-    assert (baseline["step"], baseline["fault"]) == (None, "hung: no step")
-    rough = as_json(verdict_on(now=[1.0], flat=[2.0]))["candidates"][1]["ratio"]
-    assert json.loads(json.dumps(rough, allow_nan=False))["low"] is None

@@ -53,7 +53,7 @@ def measured(runner, *only, runs=()):
     """Return the rounds of a runner, and their candidates by round."""
     told: List[str] = []
     rounds = Rounds(runner, runs, told.append)
-    rounds.run_all(list(only), None)
+    rounds.run_all(list(only))
     names_by_round: Dict[int, List[str]] = {}
     for run in rounds.runs:
         names_by_round.setdefault(run.round, []).append(run.candidate.name)

@@ -1,9 +1,9 @@
-"""Which all-reduce to use: a row for each candidate, a table, JSON and a YAML file."""
+"""Which all-reduce to use: a row for each candidate, and a table."""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..text import amount, table
 from .journal import CURRENT, Candidate, Run
@@ -125,26 +125,3 @@ def report(verdict: Verdict) -> str:
         "\n".join(verdict.sentences),
     ]
     return "\n\n".join(filter(None, paragraphs))
-
-
-def as_json(verdict: Verdict) -> Dict[str, Any]:
-    """Return the verdict as a JSON object: seconds, ratios, names."""
-    candidates: List[Dict[str, Any]] = []
-    for row in verdict.rows:
-        ratio: Dict[str, Any] = row.ratio._asdict() if row.ratio else {}
-        # JSON has no infinite numbers, such as the upper end of an interval of few pairs.
-        if row.ratio and row.ratio.is_rough:
-            ratio.update(low=None, high=None)
-        candidates.append(
-            {
-                "candidate": row.candidate.name,
-                "changes": row.candidate.changes,
-                "step": row.step if row.runs else None,
-                "ratio": ratio or None,
-                "runs": [run.step for run in row.runs],
-                "fault": row.fault,
-            }
-        )
-    best = verdict.best.candidate.name if verdict.best else None
-    listed = {"candidates": candidates, "left_out": verdict.left_out}
-    return {**listed, "best": best, "sentences": verdict.sentences}
