@@ -192,7 +192,8 @@ def test_one_host_has_no_server_and_no_collective(graph):
         assert alone.run(rows) == [[3.0], [3.0]]
         cluster.check_weights(alone)
         with pytest.raises(
-            ClusterError, match=r"a Session does not know the other hosts, .* cluster\.session\(\)"
+            ClusterError,
+            match=r"a Session does not know the other hosts: open cluster\.session\(\)",
         ):
             two().check_session(alone)
 
