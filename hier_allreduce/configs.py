@@ -8,10 +8,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import os
-from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
 
@@ -177,14 +175,6 @@ def one_of(written: Any, where: str, known: Iterable[Optional[str]]) -> Any:
     if not isinstance(written, (str, type(None))) or written not in known:
         raise refusal(written, where, f"one of {', '.join(map(str, known))}")
     return written
-
-
-def seconds(written: Any, where: str) -> float:
-    """Return a duration; nothing waits for ever, or not at all."""
-    is_number = isinstance(written, Real) and not isinstance(written, bool)
-    if not is_number or not 0 < written < math.inf:
-        raise refusal(written, where, "seconds, more than 0 and finite")
-    return float(written)
 
 
 def function(written: Any, where: str, signature: str) -> Any:
