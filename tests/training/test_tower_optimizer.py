@@ -1159,7 +1159,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
     "options, words",
     [
         ({"update": "mian"}, "update='mian': expected one of replicated, once, sharded"),
-        ({"average": "sum"}, "average='sum': it is True for the mean"),
+        ({"average": "sum"}, "average='sum': expected True for the mean"),
         ({"broadcast_every": -2}, "broadcast_every=-2: expected a whole number of 0 or more"),
         ({"broadcast_every": None}, "broadcast_every=None: expected a whole number of 0 or more"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
