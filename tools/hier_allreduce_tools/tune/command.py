@@ -215,7 +215,7 @@ def _tell(args: argparse.Namespace, conclusion: Verdict, rounds: Rounds, journal
     reason = ""
     # A baseline cannot be written, because a strategy file has the fields of ours only.
     if best is None or best.candidate.baseline:
-        reason = conclusion.sentences[0]
+        reason = conclusion.advice
     elif strategy.get("algorithm", "auto") is None:
         reason = f"its algorithm is a function; write {best.candidate.changes} into your Strategy"
     if reason:
