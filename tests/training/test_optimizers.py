@@ -271,19 +271,6 @@ def test_a_class_whose_method_was_replaced_is_called_once(graph, monkeypatch, up
         np.testing.assert_array_equal(*sess.run([variables_of(row) for row in rows]))
 
 
-@pytest.mark.parametrize("update", UPDATES)
-def test_a_rate_in_a_reference_variable_is_one_for_all_towers(graph, update):
-    """What TensorFlow gives of such a variable is its memory, which the program may write."""
-    with tf.device("/cpu:0"):
-        rate = tf1.get_variable("rate", initializer=0.0, trainable=False, use_resource=False)
-    optimizer = TowerOptimizer(SGD(rate), gpus_or_cpus(3), update=update)
-    op = optimizer.apply_gradients(towers(optimizer, 3))
-    with started(optimizer.init_op) as sess:
-        for _ in range(30):
-            sess.run([op, rate.assign_add(0.001, read_value=False)])
-        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
-
-
 def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
     for wrapped in (False, True):
         with tf.Graph().as_default():
