@@ -395,7 +395,7 @@ ARGUMENTS: dict = {
     ),
     "update": (
         {"devices": 8, "update": "mian"},
-        ["update='mian'", "'replicated', 'once', 'sharded'"],
+        ["update='mian': expected one of replicated, once, sharded"],
     ),
     "a bool": ({"devices": True}, ["HierarchicalTrainer(True): expected the number"]),
     "lists of devices": ({"devices": [[0], [0, 1]]}, ["tower 0: [0] is not a device"]),
