@@ -23,6 +23,7 @@ from ..graph import device_strings
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy
 from .attributes import unchanged
+from .copies import CopyCheckHook
 from .options import Transform, checked_options
 from .replicas import (
     Drift,
@@ -359,13 +360,15 @@ def _started(devices: Sequence[Any]) -> Any:
     return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=name)
 
 
-class _Hook(tf1.train.SessionRunHook):
+class _Hook(CopyCheckHook):
     def __init__(self, owner: TowerOptimizer):
+        super().__init__(owner._options)
         self._owner = owner
         self._options = owner._options
 
     # Ops are added here, because a session finalizes its graph.
     def begin(self) -> None:
+        super().begin()
         owner = self._owner
         self._start = owner.init_op
         compare = owner._op(comparison, owner._known())
@@ -378,6 +381,7 @@ class _Hook(tf1.train.SessionRunHook):
         session.run(self._start)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        super().after_run(run_context, run_values)
         session = run_context.session
         every = self._options.broadcast_every
         self._comparison.after_step(session)

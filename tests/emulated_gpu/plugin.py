@@ -32,6 +32,7 @@ def environment(
     launch_us: float = 0,
     event_us: float = 0,
     chip_us: float = 0,
+    flip: str = "",
     trace: Optional[str] = None,
 ) -> Dict[str, str]:
     """The environment variables with which TensorFlow has ``count`` emulated GPUs.
@@ -56,6 +57,7 @@ def environment(
         event_us: timed mode: microseconds of a stream that an event takes.
         chip_us: timed mode: the GPUs are parts of one chip and use its memory by turns; what
             follows a copy takes one thread so many microseconds.
+        flip: ``"SENDER RECEIVER N"``: the N-th copy from one GPU to the other changes one bit.
         trace: a file for timed mode's kernels and copies when the process ends.
 
     Example:
@@ -76,6 +78,7 @@ def environment(
         "LAUNCH_US": launch_us,
         "EVENT_US": event_us,
         "CHIP_US": chip_us,
+        "FLIP": flip,
         "TRACE": trace,
     }
     variables = {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": LIBRARY}
@@ -110,6 +113,13 @@ def set_launch_us(microseconds: float) -> None:
     library = ctypes.CDLL(LIBRARY)
     library.emulated_gpu_set_launch_us.argtypes = [ctypes.c_double]
     library.emulated_gpu_set_launch_us(microseconds)
+
+
+def set_flip(sender: int, receiver: int, number: int) -> None:
+    """Let one copy between two GPUs change a bit, the ``number``-th from now on; 0: none."""
+    library = ctypes.CDLL(LIBRARY)
+    library.emulated_gpu_set_flip.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    library.emulated_gpu_set_flip(sender, receiver, number)
 
 
 def wait() -> None:

@@ -7,7 +7,7 @@ from numbers import Number
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
-from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
+from tensorpack.callbacks import Callback, HookToCallback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
@@ -23,6 +23,7 @@ from ...graph import device_strings
 from ...graph.columns import variables_in, warn_of_references
 from ...planning.strategy import Strategy
 from ...training.attributes import unchanged
+from ...training.copies import CopyCheckHook
 from ...training.options import Transform, checked_options
 from ...training.replicas import PeriodicComparison, broadcast, comparison, replicas_by_name
 from ...training.towers import Pairs, ReplicatedVariables, Towers
@@ -256,7 +257,12 @@ class HierarchicalTrainer(SingleCostTrainer):
         before_epochs = CopyBeforeEpochs(sync, self.BROADCAST_EVERY_EPOCH, "SyncVariables")
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
         compare = comparison(replicas, self.devices)
-        callbacks = [before_epochs, _CompareTowers(PeriodicComparison(compare, self._options))]
+        callbacks = [
+            before_epochs,
+            # A copy that changed bits is named before the towers that differ for it.
+            HookToCallback(CopyCheckHook(self._options)),
+            _CompareTowers(PeriodicComparison(compare, self._options)),
+        ]
         every = self._options.broadcast_every
         if every:
             callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=every))
