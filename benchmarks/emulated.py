@@ -266,7 +266,7 @@ def parser() -> argparse.ArgumentParser:
     ids = "rows of each embedding that a tower reads; 0: embeddings are left out (0)"
     add("--ids", type=int, default=0, metavar="N", help=ids)
     add("--sweep", action="store_true", help="all algorithms × 1 to 64 MiB")
-    add("--without-edges", action="store_true", help="no control edges, as in a tf.function")
+    add("--without-edges", action="store_true", help="no control edges")
     add("--json", metavar="FILE", help="write each round's milliseconds")
     add("--picture", metavar="FILE", help="draw the exposed times into a .png, .svg or .pdf")
     return described

@@ -1,6 +1,7 @@
 """A training step as a ``tf.function`` under MirroredStrategy, as Keras builds it.
 
-The all-reduce is that of ``HierarchicalAllReduce``. Such a graph takes no control edges.
+The all-reduce is that of ``HierarchicalAllReduce``, behind an identity of each gradient, as
+``ReplicaContext.all_reduce`` makes them after the pass.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ def mirrored(devices: List[str]) -> Build:
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=HierarchicalAllReduce())
 
     def reduce(grads: Matrix, devices: Any, average: bool) -> Matrix:
+        rows = []
+        for device, row in zip(devices, grads):
+            with tf.device(device):
+                rows.append(list(map(tf.identity, row)))
         with strategy.scope():
-            return by_distribute(strategy.extended.batch_reduce_to, grads, average)
+            return by_distribute(strategy.extended.batch_reduce_to, rows, average)
 
     return reduce
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Tuple
-
-import numpy as np
+from typing import Any, Dict, List, Mapping, Optional
 
 # The order of the tables. Okabe and Ito (2008): colours that colour-blind people tell apart.
 COLORS = {
@@ -19,62 +17,58 @@ COLORS = {
 }
 OTHER = "#cc79a7"
 
-Row = Tuple[str, str, float]
+LEAST_MS = 0.1  # a logarithm has no place for less
 
 
-def draw(
-    results: Dict[str, Any],
-    path: str,
-    model: Optional[str] = None,
-    titles: Optional[Mapping[str, str]] = None,
-) -> None:
+def draw(results: Dict[str, Any], path: str, titles: Optional[Mapping[str, str]] = None) -> None:
     """Draw the exposed times of ours and of known baselines into a .png, .svg or .pdf file.
 
-    A row is a machine, a model and a pass, a column a share of the host. Bars are medians. A line
-    has the middle half of the rounds: the longest round says more of what else ran than of the
-    all-reduce, and the JSON has it.
+    A row is a machine and a model. In it each all-reduce has a line, with a dot for the median of
+    each cell: each pass and share of the host. Times are on a logarithmic scale.
 
     Args:
         results: what ``emulated.py --json`` writes.
         path: of the picture.
-        model: the only one to draw; None: all of them.
         titles: words for names of all-reduces and of machines; by default these names.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
-    cells = [cell for cell in results["cells"] if model in (None, cell["model"])]
-    rows = list(dict.fromkeys(map(_row_of, cells)))
-    hosts = sorted({cell["host"] for cell in cells})
-    size = (5 * len(hosts), 0.6 + 1.7 * len(rows))
-    figure = Figure(figsize=size, dpi=120)
-    axes = figure.subplots(len(rows), len(hosts), squeeze=False)
-    for cell in cells:
-        _bars(axes[rows.index(_row_of(cell))][hosts.index(cell["host"])], cell, titles or {})
-    figure.supxlabel("bars: medians; lines: the middle half of the rounds", fontsize=8)
-    figure.tight_layout()
+    words = titles or {}
+    cells_by_row: Dict[str, List[Dict[str, Any]]] = {}
+    for cell in results["cells"]:
+        title = f"{words.get(cell['machine'], cell['machine'])}\n{cell['model']}"
+        cells_by_row.setdefault(title, []).append(cell)
+    figure = Figure(figsize=(9, 1.2 + 0.9 * len(cells_by_row)), dpi=120)
+    axis = figure.subplots()
+    for row, cells in enumerate(cells_by_row.values()):
+        _dots(axis, row, cells, words)
+    axis.set_yticks(range(len(cells_by_row)), list(cells_by_row), fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("exposed, ms: a dot for each pass and share of the host", fontsize=8)
+    axis.grid(axis="x", color="#e4e7ea", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    line_by_word = dict(zip(*reversed(axis.get_legend_handles_labels())))
+    figure.legend(line_by_word.values(), line_by_word, loc="upper center", ncol=4, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.55 / figure.get_figheight()))
     FigureCanvasAgg(figure).print_figure(path)
 
 
-def _row_of(cell: Dict[str, Any]) -> Row:
-    return cell["machine"], cell["model"], cell["pass_ms"]
-
-
-def _bars(axis: Any, cell: Dict[str, Any], titles: Mapping[str, str]) -> None:
-    shown = [name for name in COLORS if name in cell["contenders"]] or list(cell["contenders"])
-    for place, name in enumerate(reversed(shown)):
-        contender = cell["contenders"][name]
-        median = contender["median_ms"]
-        axis.barh(place, median, color=COLORS.get(name, OTHER), height=0.7)
-        lower, upper = np.percentile(contender["exposed_ms"], [25, 75])
-        axis.hlines(place, lower, upper, color="k")
-        axis.text(max(median, upper), place, f"  {median:.1f}", va="center", fontsize=8)
-    words = [titles.get(name, name) for name in reversed(shown)]
-    axis.set_yticks(range(len(shown)), words, fontsize=8)
-    machine = titles.get(cell["machine"], cell["machine"])
-    where = f"{machine}, {cell['model']}"
-    load = f"pass {cell['pass_ms']:g} ms, host {cell['host']:g}: exposed, ms"
-    axis.set_title(f"{where}\n{load}", loc="left", fontsize=9)
-    axis.margins(x=0.15)
-    axis.tick_params(axis="x", labelsize=7)
-    axis.spines[["top", "right"]].set_visible(False)
+def _dots(axis: Any, row: int, cells: List[Dict[str, Any]], words: Mapping[str, str]) -> None:
+    """Draw the lines of a row, one below the other."""
+    names = dict.fromkeys(name for cell in cells for name in cell["contenders"])
+    shown = [name for name in COLORS if name in names] or list(names)
+    for line, name in enumerate(shown):
+        height = row + 0.8 * ((line + 0.5) / len(shown) - 0.5)
+        medians = []
+        for cell in cells:
+            if name in cell["contenders"]:
+                medians.append(max(LEAST_MS, cell["contenders"][name]["median_ms"]))
+        label = words.get(name, name)
+        look = {"color": COLORS.get(name, OTHER), "markersize": 5, "linewidth": 1}
+        axis.plot(medians, [height] * len(medians), "o-", label=label, **look)

@@ -12,7 +12,7 @@ from rounds import FUNCTION
 Cell = Dict[str, Any]
 
 OURS = "ours"
-WITHOUT_EDGES = " without edges"  # ends a name: as a tf.function gets it
+WITHOUT_EDGES = " without edges"  # ends a name
 COMPARED = (  # baselines, each with its defaults and its best knob
     "tensorpack packed",
     "tensorpack",

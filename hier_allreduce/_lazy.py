@@ -12,9 +12,6 @@ from typing import Any, Callable, Dict, Mapping, Sequence
 _EXTRA_BY_PACKAGE = {
     "tensorflow": "tf",
     "tensorpack": "tensorpack",
-    "matplotlib": "commands",
-    "psutil": "commands",
-    "tqdm": "commands",
 }
 
 

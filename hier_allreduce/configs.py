@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import operator
 import os
 from pathlib import Path
@@ -21,6 +20,8 @@ from .errors import HierAllreduceError
 
 # In a checkout it is a link to the folder beside the package.
 _CONFIGS = Path(__file__).resolve().parent / "configs"
+
+_LONGEST = 80  # characters of a value in an error
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -37,18 +38,14 @@ def find(folder: str, name_or_path: Union[str, os.PathLike], also: Sequence[str]
     Args:
         folder: as in :func:`presets`.
         name_or_path: the name, or the path.
-        also: further names that the caller knows, to be suggested too.
+        also: further names that the caller knows, to be listed too.
 
     Raises:
-        HierAllreduceError: it is neither; the message lists the presets and suggests the nearest
-            one.
+        HierAllreduceError: it is neither; the message lists the presets.
     """
-    if not isinstance(name_or_path, (str, os.PathLike)) or "\n" in str(name_or_path):
-        # A text with several lines is a file's content, which may be long.
-        shown = repr(name_or_path)
-        shown = shown if len(shown) < 80 else f"{shown[:80]}…"
+    if not isinstance(name_or_path, (str, os.PathLike)):
         raise HierAllreduceError(
-            f"{shown}: expected the name of one of the {folder}, or a file's path"
+            f"{shown(name_or_path)}: expected the name of one of the {folder}, or a file's path"
         )
     preset = _CONFIGS / folder / f"{name_or_path}.yaml"
     for path in (Path(name_or_path), preset):
@@ -57,9 +54,9 @@ def find(folder: str, name_or_path: Union[str, os.PathLike], also: Sequence[str]
         with contextlib.suppress(OSError, ValueError):
             if path.exists() and not path.is_dir():
                 return path
-    hint = nearest(str(name_or_path), [*also, *presets(folder)])
     raise HierAllreduceError(
-        f"{os.fspath(name_or_path)!r} is neither a file nor one of the {folder}{hint}"
+        f"{shown(os.fspath(name_or_path))} is neither a file nor one of the {folder}; there are"
+        f" {', '.join([*also, *presets(folder)])}"
     )
 
 
@@ -80,18 +77,6 @@ def decoded(data: bytes) -> str:
     # UTF-16 begins with a byte order mark, which no UTF-8 text can begin with.
     is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'? there are …`` with the nearest names: the end of an error."""
-    choices = list(known)
-    written = str(word).lower()
-    close = difflib.get_close_matches(written, choices, max(1, len(choices)))
-    # Close matches are sorted, and several may be as near as the nearest one.
-    ratios = [difflib.SequenceMatcher(None, choice, written).ratio() for choice in close]
-    suggested = [repr(choice) for choice, ratio in zip(close, ratios) if ratio == ratios[0]]
-    hint = f"; did you mean {' or '.join(suggested)}?" if close else ";"
-    return f"{hint} there are {', '.join(choices)}"
 
 
 # ---- YAML ----------------------------------------------------------------------------------------
@@ -154,20 +139,28 @@ def parse_yaml(text: str) -> Dict[str, Any]:
 
 
 def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
-    """Check that all keys are known; an error names the file, the key and the nearest known one."""
+    """Check that all keys are known; an error names the file, the key and the known ones."""
     known = list(known)
     for key in keys:
         if key not in known:
-            raise HierAllreduceError(f"{where}: {key!r} is unknown{nearest(str(key), known)}")
+            raise HierAllreduceError(
+                f"{where}: {shown(key)} is unknown; there are {', '.join(known)}"
+            )
 
 
 # ---- values --------------------------------------------------------------------------------------
 
 
+def shown(written: Any) -> str:
+    """Return how an error shows a value, which may be the content of a file."""
+    text = repr(written)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
 def whole_number(written: Any, where: str) -> int:
     """Return a whole number of 0 or more. NumPy's integers are numbers, bools are not."""
     if not is_whole_number(written):
-        raise HierAllreduceError(f"{where}={written!r}: expected a whole number of 0 or more")
+        raise HierAllreduceError(f"{where}={shown(written)}: expected a whole number of 0 or more")
     return operator.index(written)
 
 
@@ -175,7 +168,7 @@ def switch(written: Any, where: str) -> bool:
     """Return True or False; 1 and 0 mean them, too."""
     is_bool = isinstance(written, (bool, np.bool_))
     if not is_bool and not (is_whole_number(written) and written < 2):
-        raise HierAllreduceError(f"{where}={written!r}: expected True or False")
+        raise HierAllreduceError(f"{where}={shown(written)}: expected True or False")
     return bool(written)
 
 

@@ -9,7 +9,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import amount, count, table
-from ..graph.record import AllReduce, all_reduces, recorded_graphs
+from ..graph.record import AllReduce, all_reduces
+from ..graphs import graphs_with_all_reduces
 from .traffic import OTHER_HOSTS, ExecutedStep, Traffic
 
 # An error message lists that many tensors or updates, because a model may have hundreds.
@@ -202,11 +203,11 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     They are those of the function with most all-reduces. It must not have run before ``step``,
     because TensorFlow tells only once which nodes it executes.
     """
-    graphs_before = recorded_graphs()
+    graphs_before = graphs_with_all_reduces()
     ids_before = set(map(id, graphs_before))
     with collected_graphs() as functions:
         step()
-    new_graphs = [graph for graph in recorded_graphs() if id(graph) not in ids_before]
+    new_graphs = [graph for graph in graphs_with_all_reduces() if id(graph) not in ids_before]
     # The training step has most all-reduces, because others only add up metrics.
     for graph in sorted(new_graphs, key=lambda graph: -len(all_reduces(graph))):
         scopes = [built.scope for built in all_reduces(graph)]

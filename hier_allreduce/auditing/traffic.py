@@ -5,7 +5,6 @@ A plan has towers where TensorFlow has devices, and recorded tensors where it ha
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
@@ -15,11 +14,11 @@ from ..errors import AuditError
 from ..graph.devices import device_fields, devices_match, is_among, tower_at
 from ..graph.op_names import is_of_gradient
 from ..graph.record import AllReduce, SentTensor, all_reduces
+from ..graphs import writes
 from .partitions import Crossing, crossings
 
 OTHER_HOSTS = "other hosts"
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
-_UPDATE = re.compile(r"(Resource)?(Sparse)?Apply|(Resource)?Scatter|Assign")
 
 # The first tower on a device; the name of a device that belongs to no tower; or OTHER_HOSTS
 Place = Union[int, str]
@@ -194,7 +193,7 @@ class ExecutedStep:
         for node in self._nodes:
             op = built.get(node.name)
             # An op without a device was built for none, so that it cannot have left it.
-            if op is None or not op.device or not _UPDATE.match(op.type):
+            if op is None or not op.device or not writes(op.type):
                 continue
             for tower, device in enumerate(all_reduce.devices):
                 if devices_match(op.device, device) and not devices_match(node.device, device):

@@ -15,15 +15,14 @@ tensors that do not belong together, or wait for ever, so :func:`check_order` ch
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
 
 from ..compat import COLLECTIVE_DTYPES, forget_colocation, tf1
 from ..errors import ClusterError
-from ..needs import needed_by
+from ..graphs import memory_of, needed_by
 from .environment import Job
 
 RING = "ring"
@@ -140,13 +139,6 @@ class Fingerprint(NamedTuple):
     value: Any
 
 
-# For each graph: the names of a variable's two tensors, by its own name. The tensors themselves
-# would keep their graph, and so this entry, for ever.
-_tensors_by_graph: weakref.WeakKeyDictionary[Any, Dict[str, Tuple[str, str]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def compared_variables(graph: Any) -> Dict[str, Any]:
     """Return the variables whose values hosts compare, by name: trainable ones."""
     trainable = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
@@ -160,7 +152,7 @@ def fingerprints(graph: Any) -> List[Fingerprint]:
         ClusterError: some are missing, and the graph is finalized.
     """
     variable_by_name = compared_variables(graph)
-    tensors_by_name = _tensors_by_graph.setdefault(graph, {})
+    tensors_by_name = memory_of(graph).compared
     missing = [name for name in variable_by_name if name not in tensors_by_name]
     if missing and graph.finalized:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""

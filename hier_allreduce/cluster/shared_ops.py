@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import abc
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from ..compat import builds_for_session, in_current_graph, tf1
 from ..errors import ClusterError, HierAllreduceError
+from ..graphs import memory_of
 from .collectives import (
     FIRST_IN_GRAPHS,
     NCCL,
@@ -31,16 +31,13 @@ from .collectives import (
 )
 from .environment import Job
 
-# For each graph: lines that all hosts must have. They are no collection of it, because TensorFlow
-# exports collections, and would import these as bytes.
-_lines_by_graph: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
 # A tensor has so many dimensions at most: TensorShape::MaxDimensions() in TensorFlow.
 _MOST_DIMENSIONS = 254
 
 
 def noted_in(graph: Any) -> List[str]:
     """Return the lines about the collectives built in a graph, which all hosts must have."""
-    return list(_lines_by_graph.get(graph, ()))
+    return list(memory_of(graph).shared_lines)
 
 
 class SharedOps:
@@ -203,8 +200,8 @@ class SharedOps:
         # New numbers come after those in the graph, because an imported graph has collectives of an
         # earlier process, and TensorFlow would join equal numbers.
         self._built = max(self._built, highest_number(graph) - FIRST_IN_GRAPHS + 1)
-        noted = _lines_by_graph.setdefault(graph, [])
-        noted += [f"collective {self._built}, {operation}, {line}" for line in lines]
+        number = f"collective {self._built}, {operation}"
+        memory_of(graph).shared_lines += [f"{number}, {line}" for line in lines]
 
 
 def _dtype_and_shape(dtype: str, shape: Any) -> str:

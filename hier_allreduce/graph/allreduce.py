@@ -19,19 +19,19 @@ from ..compat import forget_colocation, tf1, without_autograph
 from ..planning.chunks import OwnedBytes
 from ..planning.strategy import Strategy, strategy_from
 from .collectives import all_reduce
-from .columns import (
+from .columns import checked_columns
+from .devices import check_existence, device_strings
+from .layout import Layout, lay_out
+from .names import variable_names
+from .rows import (
     check_average,
     check_cluster,
-    checked_columns,
     checked_pairs,
     checked_rows,
     grads_in,
     variables_in,
     warn_of_references,
 )
-from .devices import check_existence, device_strings
-from .layout import Layout, lay_out
-from .names import variable_names
 from .sparse import made_dense
 from .substitution import Call, chosen_for
 

@@ -67,11 +67,21 @@ def all_gather(tensors: Sequence[Any], layout: Layout, name: str = "all_gather")
     )
 
 
-def broadcast(tensors: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> Rows:
-    """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree."""
+def broadcast(
+    tensors: Sequence[Any],
+    devices: Sequence[Any],
+    name: str = "broadcast",
+    like: Strategy = Strategy(),  # noqa: B008  it never changes
+) -> Rows:
+    """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree.
+
+    They are packed as gradients are by the strategy ``like``, and not cut.
+    """
     columns = [column_of(tensor.op.name, [tensor]) for tensor in tensors]
     # No backward pass waits for the copies of variables, so they take no control edges.
-    down_a_tree = Strategy(algorithm="tree", main=0, edges=False)
+    down_a_tree = Strategy(
+        algorithm="tree", main=0, chunk_bytes=like.chunk_bytes, chunks=like.chunks, edges=False
+    )
     return all_gather(tensors, lay_out(columns, devices, down_a_tree, whole=True), name)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..compat import is_eager
 from ..formatting import count
-from ..needs import needed_by
+from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk, OwnedBytes, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
@@ -119,9 +119,11 @@ def lay_out(
     for chunk, name in zip(scheduled(chunks, plan, owned), op_names(variables)):
         named.append(chunk._replace(name=name))
 
-    # A sum of sums comes too late for the pass, and an edge needs a chunk between two others.
+    # A sum of sums comes too late for the pass, an edge needs a chunk between two others, and
+    # gradients that are not packed travel in the order of their variables.
     are_direct = [is_direct(chunk.schedule) for chunk in named]
-    may_have_edges = strategy.edges and hosts_of(cluster) == 1 and len(named) > 2
+    has_between = plan.chunk_bytes > 0 and len(named) > 2
+    may_have_edges = strategy.edges and hosts_of(cluster) == 1 and has_between
     has_edges = may_have_edges and any(are_direct) and takes_edges(columns, devices)
     return Layout(columns, tuple(devices), average, cluster, plan, named, has_edges)
 
@@ -145,6 +147,5 @@ def ready_order(columns: Sequence[Column]) -> List[int]:
     length_by_op: Dict[Any, int] = {}
     for op in next((end.graph.get_operations() for end in end_by_column.values()), []):
         if op in needed:
-            lengths = [length_by_op.get(tensor.op, 0) for tensor in op.inputs]
-            length_by_op[op] = 1 + max(lengths, default=0)
+            length_by_op[op] = 1 + max((length_by_op.get(src, 0) for src in sources(op)), default=0)
     return sorted(last_first, key=lambda n: length_by_op.get(end_by_column.get(n), 0))

@@ -46,7 +46,7 @@ import tensorflow as tf
 
 from ..compat import add_control_edge, is_of_function, tf1
 from ..formatting import count
-from ..needs import needed_by, sources
+from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk
 from .columns import Column
 from .devices import any_on_gpu
@@ -191,16 +191,22 @@ def _entering(index_by_op: Dict[Any, int], gpus: Set[str]) -> List[Any]:
 
 def _starts(entering: Sequence[Any], index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
     """Return the ops that can hold the rest of a GPU's backward pass, by the chunk they enter."""
-    # The pass goes on from an op that a later chunk needs too. Another one only finishes a
-    # gradient, as clipping does, and holds nothing else.
+    # The pass goes on from an op that a later chunk needs too, and in the last chunk from what
+    # comes latest. Another op only finishes a gradient, as clipping does, and holds nothing else.
     goes_on = needed_by(src for op in entering for src in sources(op))
-    last = max(index_by_op.values())
+    last = index_by_op[entering[-1]]
+    place_in_pass: Dict[Any, int] = {}
+    for op in entering:
+        indices = [index_by_op.get(src, 0) for src in sources(op)]
+        place_in_pass[op] = max(index for index in indices if index < index_by_op[op])
+    latest = max(place_in_pass[op] for op in entering if index_by_op[op] == last)
     starts: Starts = defaultdict(lambda: defaultdict(list))
     for op in entering:
         index = index_by_op[op]
-        holds = op in goes_on or (index == last and op not in ends)
+        is_latest = index == last and place_in_pass[op] == latest and op not in ends
         # An op waits only if it reads no state, which an update may change, and is in no loop or
         # branch, which edges from outside do not enter.
-        if holds and not op.op_def.is_stateful and op._get_control_flow_context() is None:
+        may_wait = not op.op_def.is_stateful and op._get_control_flow_context() is None
+        if may_wait and (op in goes_on or is_latest):
             starts[op.device][index].append(op)
     return starts

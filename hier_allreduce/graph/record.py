@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
+from ..graphs import memory_of
 from ..planning.plan import Schedule, reductions, root_of
 from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout
@@ -77,14 +77,6 @@ class AllReduce(NamedTuple):
         return "\n  ".join([f"{self.scope} {self.description}", *map(str, self.tensors)])
 
 
-_all_reduces: weakref.WeakKeyDictionary[Any, List[AllReduce]] = weakref.WeakKeyDictionary()
-
-
-def recorded_graphs() -> List[Any]:
-    """Return the graphs, also of functions, in which all-reduces were built."""
-    return list(_all_reduces)
-
-
 def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
     """Return what was built in a graph: each all-reduce, in building order.
 
@@ -97,7 +89,7 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
         graph: a ``tf.Graph``, or that of a function; by default the current one. Eager calls build
             nothing.
     """
-    return list(_all_reduces.get(tf1.get_default_graph() if graph is None else graph, ()))
+    return list(memory_of(tf1.get_default_graph() if graph is None else graph).all_reduces)
 
 
 def record(
@@ -157,7 +149,7 @@ def record(
         tuple(edges),
         layout.digest,
     )
-    _all_reduces.setdefault(tf1.get_default_graph(), []).append(built)
+    memory_of(tf1.get_default_graph()).all_reduces.append(built)
 
 
 def _parts(chunk: Any) -> Dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
 from ..compat import mirrored_factory, replica_values, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import all_reduce, checked_call, checked_layout
+from ..graph.record import log_once
 from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
+
+_BATCH = 32  # Keras' default
 
 
 class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
@@ -55,30 +58,18 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             )
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
-    def __iter__(self) -> NoReturn:
-        raise HierAllreduceError(
-            "the first argument of MirroredStrategy is a list of devices: write"
-            " MirroredStrategy(cross_device_ops=HierarchicalAllReduce())"
-        )
-
     def reduce(
-        self,
-        reduce_op: Any,
-        per_replica_value: Any = None,  # all have a default, because of _check_is_object
-        destinations: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Reduce one value as :meth:`batch_reduce` does.
 
         See ``tf.distribute.CrossDeviceOps.reduce``.
         """
-        _check_is_object(self)
         _check(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(
-        self, reduce_op: Any, value_destination_pairs: Any = None, *args: Any, **kwargs: Any
+        self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Reduce values to their destinations together.
 
@@ -88,7 +79,6 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             HierAllreduceError: several replicas pass the very same tensor to a sum; or as
                 ``allreduce_grads``.
         """
-        _check_is_object(self)
         pairs = list(value_destination_pairs)
         for per_replica, destinations in pairs:
             _check(reduce_op, per_replica, destinations)
@@ -139,6 +129,9 @@ def _all_reduced(
     grads: Sequence[Any], devices: Any, average: bool, strategy: Strategy, arguments: Any
 ) -> List[List[Any]]:
     call = checked_call(grads, devices, average, strategy)
+    # Keras adds up first batches, of 32 by default, in a way that needs them to be equal.
+    if _BATCH % len(devices):
+        log_once(f"{len(devices)} replicas: batches: multiples of {len(devices)}, for Keras")
     return all_reduce(checked_layout(call._replace(front_end="keras", arguments=arguments)))
 
 
@@ -162,32 +155,12 @@ def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[
     return devices if is_one_to_one and all(devices) else None
 
 
-def _check_is_object(ops: Any) -> None:
-    """Check that MirroredStrategy, which calls this method, got no class as its all-reduce."""
-    if not isinstance(ops, HierarchicalAllReduce):
-        raise HierAllreduceError(
-            "cross_device_ops is the class HierarchicalAllReduce: write"
-            " cross_device_ops=HierarchicalAllReduce(), with parentheses"
-        )
-
-
 def _check(reduce_op: Any, per_replica: Any, destinations: Any) -> None:
-    """Check a value before TensorFlow looks at it.
+    """Raise a HierAllreduceError if several replicas give the same tensor for a sum.
 
-    TensorFlow returns a single tensor as the sum of all replicas.
-
-    Raises:
-        HierAllreduceError: a tensor that is neither dense nor ``tf.IndexedSlices``; or several
-            replicas give the same tensor for a sum.
+    TensorFlow would return the single tensor as the sum of all replicas.
     """
     tensors = replica_values(per_replica)
-    for replica, tensor in enumerate(tensors):
-        if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
-            raise HierAllreduceError(
-                f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a"
-                " tf.Tensor, such as its values if they have the same shape on all replicas, or"
-                " tf.IndexedSlices"
-            )
     if reduce_op != tf.distribute.ReduceOp.SUM or len(tensors) > 1:
         return
     # A single value may stand for all replicas, because TensorFlow keeps equal tensors once.

@@ -85,8 +85,10 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if not callable(self.algorithm) and self.algorithm not in ALGORITHMS:
-            hint = configs.nearest(str(self.algorithm), ALGORITHMS)
-            raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
+            raise HierAllreduceError(
+                f"algorithm={configs.shown(self.algorithm)} is unknown; there are"
+                f" {', '.join(ALGORITHMS)}"
+            )
         # A dtype is given as TensorFlow's or NumPy's, too, and travels as its name.
         wire_dtype: Any = self.wire_dtype
         if isinstance(wire_dtype, type):  # NumPy's are classes, such as np.float16
@@ -96,8 +98,9 @@ class Strategy:
         for field, words in _WORDS_BY_FIELD.items():
             word = getattr(self, field)
             if word not in words:
-                hint = configs.nearest(str(word), filter(None, words))
-                raise HierAllreduceError(f"{field}={word!r} is unknown{hint}")
+                listed = ", ".join(filter(None, words))
+                unknown = f"{field}={configs.shown(word)}"
+                raise HierAllreduceError(f"{unknown} is unknown; there are {listed}")
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
         for field in ("chunk_bytes", "main", "chunks"):
             integer = getattr(self, field)
@@ -132,7 +135,7 @@ class Strategy:
         The keys of the file are the attributes.
 
         Raises:
-            HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an
+            HierAllreduceError: no such file or name, an unknown key, or an
                 invalid value.
         """
         path = configs.find("strategies", name_or_path, ALGORITHMS)

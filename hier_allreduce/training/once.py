@@ -22,7 +22,7 @@ from ..compat import tf1
 from ..errors import HierAllreduceError
 from ..graph import broadcast
 from ..graph.names import where
-from ..needs import needed_by
+from ..graphs import needed_by
 from .reads import Reads, uses_of, writers_of
 from .replicas import replicas_by_name
 from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
@@ -95,7 +95,8 @@ def _copy_new_values(
     new_values = []
     for column in written:
         new_values.append(reads.new_value(column[0], towers.devices[0], added, ends))
-    copied = broadcast(new_values, towers.devices) if new_values else []
+    like = towers.options.strategy
+    copied = broadcast(new_values, towers.devices, like=like) if new_values else []
     owners = dict.fromkeys(range(len(written)), 0)
     return reads.assign_copies(written, owners, copied, towers.devices)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 
 from ..configs import is_whole_number
 from ..errors import HierAllreduceError
-from ..graph.columns import check_average, check_cluster
+from ..graph.rows import check_average, check_cluster
 from ..planning.strategy import Strategy, strategy_from
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Set
 import tensorflow as tf
 
 from ..compat import add_control_edge, is_resource, tf1
-from ..needs import needed_by
+from ..graphs import needed_by
 
 # These take a handle without a read of its value.
 _WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")

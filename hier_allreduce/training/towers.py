@@ -23,10 +23,11 @@ from ..compat import has_gpu_kernel, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import all_reduce, checked_layout, reduce, reduce_scatter
-from ..graph.columns import dtype_of, fits, grads_in, variables_in
+from ..graph.columns import dtype_of, fits
 from ..graph.devices import is_gpu
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
+from ..graph.rows import grads_in, variables_in
 from ..graph.substitution import Call
 from ..planning.chunks import OwnedBytes
 from .options import Options

@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from ..compat import in_current_graph, is_resource, tensor_of, tf1
 from ..errors import HierAllreduceError
-from ..graph.columns import VAR_LIST_ADVICE, checked_pairs, fits, static_shape
+from ..graph.columns import fits, static_shape
 from ..graph.names import where
 from ..graph.record import log_once
+from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
 from .once import update_once
 from .replicas import note_replicas
 from .replicated import update_replicated, why_not_replicated, why_once, with_rows

@@ -50,7 +50,7 @@ def test_without_the_order_of_streams_a_training_fails(trained, name):
 def command(*arguments, folder):
     """Run ``hier-allreduce`` on two GPUs; return its status and what it prints."""
     gpus = plugin.environment(count=2, memory_mb=512)
-    program = [sys.executable, "-m", "hier_allreduce", *map(str, arguments)]
+    program = [sys.executable, "-m", "hier_allreduce_tools", *map(str, arguments)]
     done = subprocess.run(
         program,
         cwd=folder,
@@ -71,12 +71,12 @@ def test_doctor_compares_copies_of_gpus(tmp_path):
 def test_a_gpu_without_memory_is_a_fault_of_its_pairs(monkeypatch):
     monkeypatch.setenv("EMULATED_GPU_MEMORY_MB", "256")  # TensorFlow leaves most of it alone
     found = copies.copy_all(["/gpu:0", "/gpu:1"])
-    for (src, _), copy in found.items():
-        assert copy.fault == f"out of memory: {src} has no 64 MiB for TensorFlow"
+    for copy in found.values():
+        assert "ResourceExhaustedError" in copy.fault
 
 
 def test_tune_measures_a_program_on_gpus(tmp_path):
     program = [sys.executable, EXAMPLES / "towers.py", "--gpus", "--devices", "2", "--steps", "50"]
-    options = ["--minutes", "2", "--only", "tower-0-sum"]
+    options = ["--yes", "--minutes", "2", "--only", "tower-0-sum"]
     status, out = command("tune", *options, "--", *program, folder=tmp_path)
     assert status == 0 and re.search(r"^tower-0-sum \(as it was\) +\d", out, re.MULTILINE), out

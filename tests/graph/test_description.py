@@ -109,7 +109,7 @@ def alone(tower):
     return [tf1.placeholder("float32", [SIZE]) for _ in range(8)]
 
 
-SIZE = 64
+SIZE = 1024  # of a gradient that is a chunk
 TOGETHER = "; no edges: all gradients are ready together"
 
 

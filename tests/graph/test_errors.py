@@ -16,8 +16,8 @@ from hier_allreduce import (
     allreduce_grads,
     allreduce_grads_and_vars,
 )
-from hier_allreduce.graph.columns import variables_in
 from hier_allreduce.graph.names import variable_names
+from hier_allreduce.graph.rows import variables_in
 
 SHAPES = "all_grads[tower][variable]"
 IN_ORDER = "list the variables in one order on every tower"

@@ -105,6 +105,20 @@ def test_a_branch_with_a_loss_of_its_own_is_ready_before_the_trunk(graph):
     assert sent(towers(loss, names), names)[-1] == "trunk"
 
 
+def test_control_edges_count(graph):
+    names = [NAMES[n] for n in (3, 0, 5, 1, 4, 2)]
+    found = []
+    for device in DEVICES:
+        by_name, before = {}, []
+        with tf.device(device):
+            for name in names:
+                with tf.control_dependencies(before):
+                    by_name[name] = tf.zeros([WIDTH, WIDTH])
+                before = [by_name[name]]
+        found.append(by_name)
+    assert sent(found, NAMES) == names
+
+
 def test_gradients_without_a_graph_behind_them_go_last_one_first(graph):
     found = []
     for device in DEVICES:

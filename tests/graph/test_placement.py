@@ -320,12 +320,12 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
 @pytest.mark.parametrize("tower", [0, 3])
 def test_one_tower_gets_all_sums(graph, algorithm, tower):
     devices = gpus_or_cpus(5)
-    rows = gradients_on(devices, powers_of_two(5, 20, 900))
-    strategy = Strategy(algorithm, chunk_bytes=2000)
+    rows = gradients_on(devices, powers_of_two(5, 20, 1500))
+    strategy = Strategy(algorithm, chunk_bytes=4096)
     totals = reduce(checked_layout(checked_call(rows, devices, False, strategy)), tower)
     assert placed([totals]) == [[devices[tower]] * 20]
     for n, total in enumerate(evaluate([totals])[0]):
-        np.testing.assert_array_equal(total, np.full([900], 31 + 5 * n))
+        np.testing.assert_array_equal(total, np.full([1500], 31 + 5 * n))
 
 
 @pytest.mark.parametrize("earlier", [[0, 0, 0, 0], [0, 9000, 0, 12000]])

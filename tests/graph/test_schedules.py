@@ -14,7 +14,14 @@ from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, tf1
 from helpers.models import gradients
 from helpers.rows import powers_of_two
 
-from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
+from hier_allreduce import (
+    Copy,
+    Reduce,
+    Strategy,
+    TowerOptimizer,
+    allreduce_grads,
+    allreduce_grads_hierarchical,
+)
 from hier_allreduce.graph.record import all_reduces
 from hier_allreduce.planning.algorithms import hierarchical, tree
 
@@ -158,6 +165,30 @@ def test_chainer_reduces_one_buffer_to_the_main(model):
     assert sorted(buffer.variables) == sorted(bytes_by_name)
     assert buffer.bytes == sum(bytes_by_name.values())
     assert buffer.schedule == (Reduce(others, 0), *(Copy(0, dst) for dst in others))
+
+
+def test_chainer_updates_on_the_main_and_broadcasts_one_buffer(graph):
+    devices = [f"/gpu:{tower}" for tower in range(4)]
+    optimizer = TowerOptimizer(
+        tf1.train.MomentumOptimizer(0.1, 0.9), devices, update="once", strategy="chainer"
+    )
+    rows = []
+    for tower, device in enumerate(devices):
+        with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+            row = []
+            for n in range(20):
+                start = np.zeros([300, 100], "float32")
+                var = tf1.get_variable(f"w{n}", initializer=start, use_resource=True)
+                row.append((tf1.placeholder("float32", [300, 100]), var))
+            rows.append(row)
+    optimizer.apply_gradients(rows)
+    reduced, copied = all_reduces(graph)
+    (gradients_sent,), (values_sent,) = reduced.tensors, copied.tensors
+    assert gradients_sent.schedule == (Reduce((1, 2, 3), 0),)
+    assert all(isinstance(move, Copy) for move in values_sent.schedule)
+    assert gradients_sent.bytes == values_sent.bytes == 20 * 300 * 100 * 4
+    slots = [var for var in tf1.global_variables() if "Momentum" in var.op.name]
+    assert len(slots) == 20  # once, on the main
 
 
 def test_a_missing_gradient_counts_as_zeros_for_chainer(graph):

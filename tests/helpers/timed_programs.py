@@ -1,28 +1,34 @@
-"""Texts of programs that ``tune`` runs without TensorFlow: they write the clock file themselves."""
+"""Texts of programs that ``tune`` runs without TensorFlow: they write the journal themselves."""
 
 import subprocess
 from pathlib import Path
 
 BEGIN = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
-from hier_allreduce_tools.tune.protocol import ProgramFacts, Request
 
 with open("groups", "a") as file:
     print(os.getpgrp(), file=file)
-asked = Request.read(os.environ["HIER_ALLREDUCE_TUNE"])
-algorithm = asked.changes.get("algorithm", "")
+asked = json.loads(os.environ["HIER_ALLREDUCE_TUNE"])
+changes = asked["changes"]
+algorithm = changes.get("algorithm", "")
 
-def build(**facts):
-    plans = {name: name for name in asked.strategies}
-    usual = ProgramFacts("keras", "replicated", 4, False, 1 << 20, "auto", plans)
-    usual._replace(**{"kept": {"missing": "zeros"}, **facts}).write(asked.clock)
+def tell(*lines):
+    with open(asked["journal"], "a") as file:
+        file.writelines(json.dumps({"run": asked["run"], **line}) + "\\n" for line in lines)
 
-def train(steps, milliseconds=10.0, **facts):
-    build(**facts)
-    with open(asked.clock, "a") as file:
-        for step in range(steps):
-            print(100 + 1e-3 * milliseconds * step, file=file)
+def build(number=1, **facts):
+    usual = {"bytes": 1 << 20, "front_end": "keras", "towers": 4, "gpus": False}
+    usual.update(plan=algorithm or "program", strategy={"missing": "zeros", **changes})
+    tell({"sum": str(number), "built": {**usual, **facts}})
+
+def step(steps, milliseconds=10.0, number=1, begin=100.0):
+    times = [begin + 1e-3 * milliseconds * step for step in range(steps)]
+    tell(*({"sum": str(number), "time": time} for time in times))
+
+def train(steps, milliseconds=10.0):
+    build()
+    step(steps, milliseconds)
 """
 WAITS = "\nprint('waits', flush=True)\ntime.sleep(1000)\n"
 

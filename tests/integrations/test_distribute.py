@@ -648,42 +648,18 @@ def test_errors_name_the_replica_and_the_value(kind, where):
 
 
 @needs_tf2
-def test_a_class_as_the_all_reduce_is_an_error():
-    """MirroredStrategy calls its methods without an object."""
-    strategy = mirrored(2, HierarchicalAllReduce)
-    value = strategy.run(lambda: tf.constant(1.0))
-    words = r"write cross_device_ops=HierarchicalAllReduce\(\)"
-    with pytest.raises(HierAllreduceError, match=words):
-        strategy.extended.batch_reduce_to(SUM, [(value, value)])
-    with pytest.raises(HierAllreduceError, match=words):
-        HierarchicalAllReduce.reduce(SUM, value, destinations=value)  # to GPUs
-
-
-def test_the_all_reduce_in_the_place_of_devices_is_an_error():
-    words = r"write MirroredStrategy\(cross_device_ops=HierarchicalAllReduce\(\)\)"
-    with pytest.raises(HierAllreduceError, match=words):
-        tf.distribute.MirroredStrategy(HierarchicalAllReduce())
-
-
-@needs_tf2
-@pytest.mark.parametrize(
-    "make", [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tf.sparse.from_dense]
-)
-def test_ragged_and_sparse_tensors_are_an_error(make):
-    def replica():
-        with tf.device("/cpu:0"):  # GPUs have no kernel of some op that makes it
-            value = make(tf.ones([3]))
-        return tf.distribute.get_replica_context().all_reduce(SUM, value)
-
-    words = r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"
-    with pytest.raises(HierAllreduceError, match=words):
-        mirrored(3).run(replica)
+@pytest.mark.parametrize("replicas, lines", [(8, 0), (7, 1)])
+def test_a_line_says_which_batches_keras_needs(replicas, lines, caplog):
+    caplog.set_level("INFO", "hier_allreduce")
+    reduced(replicas, HierarchicalAllReduce(), SUM, lambda tower: [tf.ones([3])])
+    line = f"{replicas} replicas: batches: multiples of {replicas}, for Keras"
+    assert caplog.messages.count(line) == lines
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"strategy": "hierarchial"}, "did you mean 'hierarchical'"),
+        ({"strategy": "hierarchial"}, "there are "),
         ({"strategy": 3}, "expected a Strategy"),
         (
             {"strategy": Strategy(wire_dtype="bfloat16")},

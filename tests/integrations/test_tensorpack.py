@@ -117,34 +117,6 @@ def test_accumulated_gradients_are_applied_every_kth_step():
     assert [value for name, value in after.items() if name.endswith("counter")] == [9]
 
 
-@in_child
-def test_as_it_was_a_program_updates_as_tensorpack_does():
-    """``tune`` measures tensorpack's training whole: an optimizer is called on each tower."""
-    from hier_allreduce.graph.measuring import Measurement, use
-
-    class AsItWas(Measurement):
-        def baseline(self, front_end, update="replicated"):
-            return "tensorpack-gpu"
-
-    def turned(grads):
-        return [-grad for grad in grads]
-
-    def clipped():
-        from tensorpack.tfutils.gradproc import GlobalNormClip
-        from tensorpack.tfutils.optimizer import apply_grad_processors
-
-        momentum = tf1.train.MomentumOptimizer(0.1, 0.9)
-        return apply_grad_processors(momentum, [GlobalNormClip(0.05)])
-
-    ours = train(on_xpus(3, transform=turned), clipped)["after"]
-    use(AsItWas())
-    theirs = train(on_xpus(3, transform=turned), clipped)["after"]
-    assert difference(theirs, ours) < 1e-6
-    on_tower_2 = {name for name in theirs if name.startswith("tower2/")}
-    slots = {name for name in on_tower_2 if name.endswith("/Momentum")}
-    assert slots and not slots & set(ours) and replicas_are_equal(theirs)
-
-
 @pytest.mark.parametrize("niter", [0, 2.5, -1])
 @in_child
 def test_a_wrong_number_of_steps_to_accumulate_is_an_error(niter):
@@ -389,7 +361,7 @@ ARGUMENTS: dict = {
     "quoted id": ({"devices": ["0"]}, ["tower 0: '0'"]),
     "algorithm": (
         {"devices": 8, "strategy": "hierarchic"},
-        ["did you mean 'hierarchical'", "tree", "flat"],
+        ["there are", "tree", "flat"],
     ),
     "update": (
         {"devices": 8, "update": "mian"},
@@ -413,9 +385,9 @@ def test_a_wrong_argument_is_an_error_of_the_constructor(case):
 def test_a_wrong_name_of_a_preset_or_key_is_an_error():
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    fails(["did you mean 'chainer'"], HierarchicalTrainer.from_config, "chaner")
+    fails(["there are "], HierarchicalTrainer.from_config, "chaner")
     Path("slip.yaml").write_text("devises: 2\n")
-    words = ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]
+    words = ["slip.yaml: 'devises' is unknown; there are "]
     fails(words, HierarchicalTrainer.from_config, "slip.yaml")
 
 

@@ -53,8 +53,8 @@ def test_a_file_loads(tmp_path, encoding):
 @pytest.mark.parametrize(
     "content, expected",
     [
-        ("algoritm: flat", "'algoritm' is unknown; did you mean 'algorithm'"),
-        ("algorithm: hierarchic", "algorithm='hierarchic' is unknown; did you mean 'hierarchical'"),
+        ("algoritm: flat", "'algoritm' is unknown; there are "),
+        ("algorithm: hierarchic", "algorithm='hierarchic' is unknown; there are "),
         ("algorithm: [flat]", "algorithm=['flat'] is unknown"),
         ("- flat", "expected `key: value` lines"),
         ("algorithm: [", "not readable as YAML"),
@@ -64,9 +64,9 @@ def test_a_file_loads(tmp_path, encoding):
         ("chunks: 8\nchunk_bytes: 4096", "chunks=8: expected 1 or more, and no chunk_bytes"),
         ("chunk_bytes: 10MB", "chunk_bytes='10MB': expected"),
         ("main: true", "main=True: expected"),
-        ("mains: 0", "'mains' is unknown; did you mean 'main'"),
+        ("mains: 0", "'mains' is unknown; there are "),
         ("topology: dgx-1v", "'topology' is unknown"),
-        ("wire_dtype: float8", "wire_dtype='float8' is unknown; did you mean 'float16'"),
+        ("wire_dtype: float8", "wire_dtype='float8' is unknown; there are "),
         ("sparse: maybe", "sparse='maybe' is unknown; there are auto, rows, dense"),
         ("missing: [zeros]", "missing=['zeros'] is unknown"),
         ("edges: none", "edges='none': expected True or False"),
@@ -88,7 +88,7 @@ def test_an_invalid_file_is_an_error_of_one_line_that_names_it(tmp_path, content
 @pytest.mark.parametrize(
     "value, expected",
     [
-        ("tensorpak", "neither a file nor one of the strategies; did you mean 'tensorpack'"),
+        ("tensorpak", "neither a file nor one of the strategies; there are "),
         (flat, "a function goes into Strategy(algorithm=…)"),
         (3, "expected a Strategy, an algorithm's name, or the name or path of a YAML file"),
     ],

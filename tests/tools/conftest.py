@@ -1,7 +1,5 @@
 """Commands in this process."""
 
-import io
-
 import pytest
 
 from hier_allreduce_tools import main
@@ -14,13 +12,14 @@ def patient_copier(monkeypatch):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """``run("doctor", "--topo", "-", stdin="…")``: exit status, output, and standard error."""
+def run(capsys):
+    """``run("doctor", "--topo", "topo.txt")``: exit status, output, and standard error."""
 
-    def run(*arguments, stdin=""):
-        data = stdin if isinstance(stdin, bytes) else stdin.encode()
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-        status = main([str(argument) for argument in arguments])
+    def run(*arguments):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as ended:  # argparse has printed an error
+            status = ended.code
         return (status, *capsys.readouterr())
 
     return run
@@ -28,11 +27,11 @@ def run(capsys, monkeypatch):
 
 @pytest.fixture
 def fails(run):
-    """``fails("doctr")``: the error, which is one line, with status 2 and no output."""
+    """``fails("doctr")``: the error, which is the last line, with status 2 and no output."""
 
-    def fails(*arguments, stdin=""):
-        status, out, err = run(*arguments, stdin=stdin)
-        assert (status, out, err.count("\n")) == (2, "", 1), err
-        return err.rstrip("\n")
+    def fails(*arguments):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, "") and err.startswith(("hier-allreduce", "usage: ")), err
+        return err.splitlines()[-1]
 
     return fails

@@ -11,7 +11,7 @@ from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 from ...compat import tf1
 from ...configs import is_whole_number
 from ...errors import HierAllreduceError
-from ...graph.columns import grads_in, variables_in
+from ...graph.rows import grads_in, variables_in
 from ...training.towers import Pairs
 
 

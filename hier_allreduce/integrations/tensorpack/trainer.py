@@ -20,7 +20,7 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import device_strings
-from ...graph.columns import variables_in, warn_of_references
+from ...graph.rows import variables_in, warn_of_references
 from ...planning.strategy import Strategy
 from ...training.attributes import unchanged
 from ...training.copies import CopyCheckHook

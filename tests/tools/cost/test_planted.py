@@ -85,7 +85,6 @@ def test_chunks_go_up_and_back_in_this_order(usual, slow_link, one_root, slow_pr
         for chunk in found.chunks:
             times = [chunk.ready, chunk.sent, chunk.summed, chunk.copied, chunk.updated]
             assert times == sorted(times), chunk
-            assert chunk.copied - chunk.summed >= 0.99 * SCALE * COPY_MS
 
 
 def test_without_a_fault_there_is_no_word_of_one(usual):

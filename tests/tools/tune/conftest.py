@@ -1,22 +1,25 @@
-"""Programs that ``tune`` runs: they need no TensorFlow, since they write the clock file themselves.
+"""Programs that ``tune`` runs: they need no TensorFlow, since they write the journal themselves.
 
 So their steps take exactly as long as they say.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.timed_programs import BEGIN
 
-from hier_allreduce_tools.tune.progress import Progress
-from hier_allreduce_tools.tune.rounds import Rounds
+from hier_allreduce_tools.tune.journal import Journal
 from hier_allreduce_tools.tune.run import Runner
 
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """``program(text)``: the command of a program that runs in an empty folder."""
+    # Relative folders would be others in a process that starts in the new folder.
+    folders = [str(Path(folder).absolute()) for folder in sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     monkeypatch.chdir(tmp_path)
 
     def program(text):
@@ -28,21 +31,14 @@ def program(tmp_path, monkeypatch):
 
 @pytest.fixture
 def runner(tmp_path):
-    """``runner(command)``: runs a program; its options are those of ``Runner``."""
+    """``runner(command)``: runs a program, for so many seconds."""
 
     def runner(command, patience=30.0, seconds=300.0):
         folder = tmp_path / f"outputs-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        return Runner(command, patience, seconds, folder, Progress(seconds))
+        journal = Journal(folder / "journal.jsonl")
+        settings = {"program": command, "folder": str(Path.cwd()), "only": [], "patience": patience}
+        journal.write(settings)
+        return Runner(settings, journal, seconds, [], lambda message: None)
 
     return runner
-
-
-@pytest.fixture
-def rounds(runner):
-    """``rounds(command)``: rounds that may be run; its options are those of ``Runner``."""
-
-    def rounds(command, only=("flat",), **options):
-        return Rounds(runner(command, **options), None, only, Progress(300.0))
-
-    return rounds

@@ -5,85 +5,69 @@ from dataclasses import replace
 import pytest
 
 from hier_allreduce import HierAllreduceError, Strategy
-from hier_allreduce_tools.tune.candidates import candidates_for, check_name, strategies_for
-from hier_allreduce_tools.tune.protocol import ProgramFacts
+from hier_allreduce_tools.tune.candidates import candidates_for, changes_of
+from hier_allreduce_tools.tune.journal import Built
 
-FACTS = ProgramFacts("keras", "replicated", 8, True, 100 << 20, "plan of the program")
+KERAS = Built(100 << 20, "keras", "", 8, True)
+TENSORPACK = KERAS._replace(front_end="tensorpack", update="replicated")
+TOWERS = KERAS._replace(front_end="towers", update="replicated")
 GROUPS = ((0, 1, 2, 3), (6, 7, 4, 5))
 
 
-def found(only=(), groups=None, plans=None, **facts):
-    """Return candidates and left out ones; all plans differ but those in ``plans``."""
-    strategies = strategies_for(only, groups)
-    known = {**dict(zip(strategies, strategies)), **(plans or {})}
-    return candidates_for(FACTS._replace(plans=known, **facts), strategies, only)
-
-
-def chosen(*only, **options):
-    candidates, _ = found(only, **options)
-    return [candidate.name for candidate in candidates]
-
-
 @pytest.mark.parametrize(
-    ("facts", "names", "was"),
+    ("built", "names", "original"),
     [
         (
-            {},
+            KERAS,
             ["NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"],
             "NcclAllReduce",
         ),
-        ({"gpus": False}, ["ReductionToOneDevice", "HierarchicalCopyAllReduce"], None),
-        ({"gpus": False, "towers": 5}, ["ReductionToOneDevice"], None),
         (
-            {"front_end": "tensorpack"},
+            KERAS._replace(gpus=False),
+            ["ReductionToOneDevice", "HierarchicalCopyAllReduce"],
+            None,
+        ),
+        (KERAS._replace(gpus=False, towers=5), ["ReductionToOneDevice"], None),
+        (
+            TENSORPACK,
             ["tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-nccl", "tensorpack-cpu"],
             "tensorpack-hierarchical",
         ),
         *(
             (
-                {"front_end": "tensorpack", "towers": towers},
+                TENSORPACK._replace(towers=towers),
                 ["tensorpack-gpu", "tensorpack-nccl", "tensorpack-cpu"],
                 "tensorpack-gpu",
             )
             for towers in (4, 16)
         ),
-        ({"front_end": "towers"}, ["tower-0-sum"], "tower-0-sum"),
+        (TOWERS, ["tower-0-sum"], "tower-0-sum"),
+        (TOWERS._replace(update=""), ["tower-0-sum"], "tower-0-sum"),
     ],
 )
-def test_the_program_as_it_was_comes_first_then_other_baselines_then_ours(facts, names, was):
-    candidates, _ = found(**facts)
+def test_the_original_comes_first_then_other_baselines_then_ours(built, names, original):
+    candidates, _ = candidates_for(built, [], None)
     assert [candidate.name for candidate in candidates] == [*names, "auto", "hierarchical"]
-    assert [candidate.name for candidate in candidates if candidate.was] == ([was] if was else [])
-
-
-def test_equal_plans_are_one_candidate():
-    plans = {"auto": FACTS.plan, "hierarchical": "same", "tree": "same"}
-    candidates, left_out = found(["auto", "hierarchical", "tree"], plans=plans)
-    assert [candidate.name for candidate in candidates] == ["hierarchical"]
-    assert left_out == {
-        "auto": "its plan is that of the program as it is",
-        "tree": "its plan is that of hierarchical",
-    }
+    originals = [candidate.title for candidate in candidates if candidate.is_original]
+    assert originals == ([f"{original} (as it was)"] if original else [])
 
 
 @pytest.mark.parametrize(
-    ("name", "facts", "why"),
+    ("name", "built", "why"),
     [
-        ("NcclAllReduce", {"gpus": False}, "NCCL needs GPUs"),
-        ("tensorpack-hierarchical", {"front_end": "tensorpack", "towers": 4}, "it needs 8 towers"),
-        ("HierarchicalCopyAllReduce", {"towers": 3}, "it drops the last of an odd number of repl"),
-        (
-            "tensorpack-gpu",
-            {"front_end": "tensorpack", "update": "sharded"},
-            "it has no equal of upd",
-        ),
-        ("tensorpack-gpu", {}, "the program's front end is keras"),
-        ("float16", {}, "TensorFlow does not say which values are gradients"),
-        ("hierarchical-nvlink", {"plans": {"hierarchical-nvlink": ""}}, "nvidia-smi shows no gr"),
+        ("NcclAllReduce", KERAS._replace(gpus=False), "NCCL needs GPUs"),
+        ("tensorpack-hierarchical", TENSORPACK._replace(towers=4), "it needs 8 towers"),
+        ("HierarchicalCopyAllReduce", KERAS._replace(towers=3), "it drops the last of an odd"),
+        ("tensorpack-gpu", TENSORPACK._replace(update="sharded"), "it has no equal of upd"),
+        ("tensorpack-gpu", TENSORPACK._replace(update="once"), "it has no equal of update='once'"),
+        ("tower-0-sum", TOWERS._replace(update="once"), "it has no equal of update='once'"),
+        ("tensorpack-gpu", KERAS, "the program's front end is keras"),
+        ("float16", KERAS, "TensorFlow does not say which values are gradients"),
+        ("hierarchical-nvlink", KERAS, "nvidia-smi shows no groups of 8 GPUs but the halves"),
     ],
 )
-def test_others_are_left_out_with_a_reason(name, facts, why):
-    candidates, left_out = found([name, "tree"], **facts)
+def test_others_are_left_out_with_a_reason(name, built, why):
+    candidates, left_out = candidates_for(built, [name, "tree"], None)
     assert left_out[name].startswith(why)
     assert [candidate.name for candidate in candidates] == ["tree"]
 
@@ -91,12 +75,14 @@ def test_others_are_left_out_with_a_reason(name, facts, why):
 def test_a_program_without_any_candidate_is_an_error():
     fault = "no candidate is for this program: tensorpack-cpu: the program's front end is keras"
     with pytest.raises(HierAllreduceError, match=fault):
-        found(["tensorpack-cpu"])
+        candidates_for(KERAS, ["tensorpack-cpu"], None)
 
 
 def test_groups_along_nvlink_are_usual_if_there_are_some():
-    assert "hierarchical-nvlink" in chosen(groups=GROUPS) and "hierarchical" in chosen()
-    assert "hierarchical-nvlink" not in chosen()
+    usual, left_out = candidates_for(KERAS, [], GROUPS)
+    assert "hierarchical-nvlink" in [candidate.name for candidate in usual]
+    _, left_out = candidates_for(KERAS, [], None)
+    assert "hierarchical-nvlink" not in left_out
 
 
 @pytest.mark.parametrize(
@@ -114,27 +100,27 @@ def test_groups_along_nvlink_are_usual_if_there_are_some():
     ],
 )
 def test_only_names_a_strategy(name, strategy):
-    check_name(name)
-    (candidate,), _ = found([name], groups=GROUPS, front_end="towers")
+    (candidate,), _ = candidates_for(TOWERS, [name], GROUPS)
     assert candidate.name == name and Strategy(**candidate.changes) == strategy
 
 
 def test_the_plain_sum_is_that_of_any_program():
-    (candidate,), _ = found(["tower-0-sum"], front_end="towers")
     own = Strategy("hierarchical", groups=GROUPS, wire_dtype="float16")
     plain = Strategy("flat", chunk_bytes=0, main=0, edges=False)
+    (candidate,), _ = candidates_for(TOWERS, ["tower-0-sum"], None)
     assert replace(own, **candidate.changes) == plain
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "'' is no candidate; there are auto, flat,"),
-        ("flat-8MB", "'flat-8MB': the size of chunks is in whole MiB, such as flat-8MiB"),
-        ("NcclAllReduce-4MiB", "is no candidate; did you mean 'NcclAllReduce'"),
-        ("hierarchica", "'hierarchica' is no candidate; did you mean 'hierarchical'"),
+        ("", "algorithm='' is unknown"),
+        ("flat-8MB", "algorithm='flat-8MB' is unknown"),
+        ("NcclAllReduce-4MiB", "algorithm='NcclAllReduce' is unknown"),
+        ("hierarchica", "algorithm='hierarchica' is unknown; there are "),
+        ("flat-nvlink", "go with algorithm='hierarchical'"),
     ],
 )
 def test_a_name_of_no_candidate_is_an_error(name, message):
     with pytest.raises(HierAllreduceError, match=message):
-        check_name(name)
+        changes_of(name, None)

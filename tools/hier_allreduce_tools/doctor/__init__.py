@@ -1,9 +1,9 @@
-"""``hier-allreduce doctor``: versions, GPUs, known problems with their remedies; copies; groups.
+"""``hier-allreduce doctor``: facts of this machine, and problems with their remedies, in one list.
 
 ::
 
-    packages, TensorFlow (probe), nvidia_smi ─► facts ─► problems, each with its remedy
-    nvidia-smi topo -m ─► nvlinks ─► groups=…
+    packages, nvidia_smi, TensorFlow (probe) ─► machine ─► facts, and problems with a remedy
+    nvidia-smi topo -m ─► topology ─► groups=…
     --copies ─► copies (copier) ─► bits, GB/s      causes: why probe or copier ended
 """
 

@@ -1,39 +1,32 @@
-"""The answers of nvidia-smi on this machine, and which of its GPUs CUDA shows to a program."""
+"""The answers of nvidia-smi on this machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
-from hier_allreduce.errors import HierAllreduceError
+from hier_allreduce import HierAllreduceError
 
-from .nvlinks import Groups, linked_groups, read_table
+from .topology import Groups, linked_groups, read_table
 
 _PATIENCE = 60  # seconds for one call; without the persistence daemon it starts the driver first
-_HIDE_THE_REST = ("", "-1", "NoDevFiles")  # entries of CUDA_VISIBLE_DEVICES
-
-
-class NvidiaGpu(NamedTuple):
-    """One GPU, as nvidia-smi names it."""
-
-    model: str
-    driver: str
-    uuid: str
 
 
 class NvidiaSmi(NamedTuple):
     """The answers of nvidia-smi.
 
     Attributes:
-        gpus: the GPUs in the order of their numbers; none if there is a fault.
+        gpus: name and driver of each GPU; none if there is a fault.
         table: the output of ``nvidia-smi topo -m``; empty on a driver that prints none.
+        reads: that of ``nvidia-smi topo -p2p r``: which GPUs read each other's memory.
         fault: nvidia-smi's own line, or why there is none; empty if all is well.
     """
 
-    gpus: Tuple[NvidiaGpu, ...] = ()
+    gpus: Tuple[str, ...] = ()
     table: str = ""
+    reads: str = ""
     fault: str = ""
 
 
@@ -42,13 +35,13 @@ def ask_nvidia_smi() -> NvidiaSmi:
     program = shutil.which("nvidia-smi")
     if program is None:
         return NvidiaSmi(fault="not found on PATH")
-    listing, fault = _run(program, "--query-gpu=name,driver_version,uuid", "--format=csv,noheader")
+    listing, fault = _run(program, "--query-gpu=name,driver_version", "--format=csv,noheader")
     if fault:
         return NvidiaSmi(fault=fault)
-    fields = [line.split(", ") for line in listing.splitlines() if line.count(", ") == 2]
-    # A fault of the table is none of the machine, because some drivers print none.
+    # A fault of a table is none of the machine, because some drivers print none.
     table, _ = _run(program, "topo", "-m")
-    return NvidiaSmi(tuple(NvidiaGpu(*gpu) for gpu in fields), table)
+    reads, _ = _run(program, "topo", "-p2p", "r")
+    return NvidiaSmi(tuple(listing.splitlines()), table, reads)
 
 
 def _run(*command: str) -> Tuple[str, str]:
@@ -72,46 +65,19 @@ def _run(*command: str) -> Tuple[str, str]:
     return output, ""
 
 
-def visible_gpus(nvidia: NvidiaSmi, setting: Optional[str]) -> Tuple[List[int], str]:
-    """Return the numbers of the GPUs that CUDA shows, and the first entry that names none.
-
-    Args:
-        nvidia: all GPUs.
-        setting: CUDA_VISIBLE_DEVICES: numbers, or UUIDs or their beginnings. CUDA stops at the
-            first other entry, and so does this. None: not set, all are shown.
-    """
-    gpus = range(len(nvidia.gpus))
-    if setting is None:
-        return list(gpus), ""
-    shown: List[int] = []
-    for device in map(str.strip, setting.split(",")):
-        if device in _HIDE_THE_REST:
-            break
-        # A UUID begins with a word such as GPU-, so that digits alone are a number.
-        if device.isdigit():
-            meant = [gpu for gpu in gpus if str(gpu) == device]
-        else:
-            meant = [gpu for gpu in gpus if nvidia.gpus[gpu].uuid.startswith(device)]
-        if len(meant) != 1:
-            return shown, device
-        shown += meant
-    return shown, ""
-
-
 def groups_of(nvidia: NvidiaSmi) -> Optional[Groups]:
-    """Return the two groups along the NVLinks of the GPUs that CUDA shows to this process.
+    """Return the two groups along the links of the GPUs that CUDA shows to this process.
 
     Returns:
-        None where these are the halves, and where nvidia-smi does not tell.
+        None where these are the halves, and where nvidia-smi, or a CUDA_VISIBLE_DEVICES of other
+        words than numbers, does not tell.
     """
-    gpus, _ = visible_gpus(nvidia, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
-        links = read_table(nvidia.table).links
+        kinds = read_table(nvidia.table)
     except HierAllreduceError:
         return None
-    # A table of other GPUs than those in the list would give groups of wrong numbers.
-    if not gpus or len(links) != len(nvidia.gpus):
+    numbers = [str(gpu) for gpu in range(len(kinds))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(numbers)).split(",")
+    if not set(visible) <= set(numbers):
         return None
-    links_of_shown = [links[gpu] for gpu in gpus]
-    columns = list(zip(*links_of_shown))  # the matrix is symmetric
-    return linked_groups(tuple(columns[gpu] for gpu in gpus))
+    return linked_groups(tuple(tuple(kinds[int(a)][int(b)] for b in visible) for a in visible))

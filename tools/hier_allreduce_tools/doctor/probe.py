@@ -15,9 +15,9 @@ from tensorflow.python.client import device_lib
 
 
 def probe() -> Dict[str, Any]:
-    """Return the version, whether it was built with CUDA, and the fields of each GPU.
+    """Return the version, whether it was built with CUDA, and the GPUs.
 
-    A GPU has its name, its model, its bytes, and the numbers of the GPUs that it reaches directly.
+    Each GPU has its name, its model, its bytes, and the numbers of the GPUs that it reaches.
     """
     gpus: List[Any] = []
     for device in device_lib.list_local_devices():

@@ -2,15 +2,14 @@
 
 ::
 
-    command ─► rounds: all candidates, in both orders ─► run: one process tree, one clock op a step
-                 │                                        └► faults: why a run has failed
-                 └► verdict: a ratio for each row ─► report: table, JSON, YAML
+    command ─► rounds: all candidates, shuffled ─► run: one process group, until it has 41 steps
+                 └► report: a ratio for each candidate, a table, JSON, YAML
 
-    a program that is measured: observer ─► inside, in the all-reduce
-    both speak by ``protocol``
+    a program that is measured: inside, by hier_allreduce.substitute
+    both write lines into one journal
 
-A *candidate* is an all-reduce to measure, a *run* is one start of the program with it, a *row* has
-all runs of a candidate.
+A *candidate* is an all-reduce to measure, a *run* is one start of the program with it, and in a
+*round* each candidate runs once.
 """
 
 from __future__ import annotations

@@ -5,36 +5,43 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import shutil
 import signal
 import sys
 import tempfile
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from hier_allreduce import configs
-from hier_allreduce._lazy import require
-from hier_allreduce.cluster.environment import job_of
-from hier_allreduce.errors import HierAllreduceError
+import yaml
+
+from hier_allreduce import HierAllreduceError
+
 from .. import options
 from ..doctor.nvidia_smi import ask_nvidia_smi, groups_of
-from .candidates import CANDIDATES, RULE, check_name
-from .faults import NothingMeasured
-from .observer import VARIABLE
-from .progress import Progress
-from .report import WRITTEN_BY_TUNE, as_json, as_yaml, report
-from .rounds import Rounds
-from .run import Runner
-from .verdict import Verdict, verdict
+from .candidates import OTHERS, changes_of
+from .inside import VARIABLE
+from .journal import Journal, Run
+from .report import Verdict, as_json, report, verdict
+from .rounds import NothingMeasured, Rounds
+from .run import Runner, noted_signals
 
-_PYTHON = re.compile(r"(.*/)?python[\d.]*$")
+_FIRST_LINE = "# written by hier-allreduce tune, which may write it again"
+_BETWEEN_LINES = 30.0  # seconds, where no terminal shows a bar
+_WARNING = f"""\
+Each run starts the program, which really trains: it writes its logs and checkpoints, and a program
+that empties its log folder loses what it has there. {VARIABLE} is set in each run:
+    folder = "tune" if "{VARIABLE}" in os.environ else "train_log"
+"""
+_NOT_ASKED = (
+    "each run really trains, and writes where the program writes: without a terminal to ask, --yes"
+    " says that this is meant"
+)
 
 
 def add_arguments(parser: Any) -> None:
     """Add the command's options."""
-    parser.takes_program = True
+    parser.add_argument("program", metavar="PROGRAM", nargs="*", help="and its arguments")
     parser.usage = "hier-allreduce tune [OPTIONS] -- PROGRAM [ARGUMENTS]"
     parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
     add = parser.add_argument
@@ -43,10 +50,11 @@ def add_arguments(parser: Any) -> None:
     add("--minutes", metavar="M", type=partial(options.time, unit="min"), default=600.0, help=help)
 
     help = (
-        "measure these beside the program as it is, instead of the usual ones: an algorithm, or one"
-        f" with the size of its chunks (flat-8MiB), or another of {', '.join(CANDIDATES)}"
+        "measure these beside the program as it is, instead of the usual ones: an algorithm of"
+        " Strategy, also with the size of its chunks (flat-8MiB) or with groups along NVLink"
+        f" (hierarchical-nvlink), or {', '.join(OTHERS)}"
     )
-    add("--only", metavar="A,B", type=candidate_names, default=[], help=help)
+    add("--only", metavar="A,B", type=_candidates, default=[], help=help)
 
     help = (
         "longest time without a step, such as 60s or 2min (default 60s); the start of the first run"
@@ -55,32 +63,37 @@ def add_arguments(parser: Any) -> None:
     add("--patience", metavar="TIME", type=partial(options.time, unit="s"), default=60.0, help=help)
 
     help = "file for the best strategy, for strategy='FILE'"
-    add("-o", metavar="FILE", type=strategy_file, help=help)
+    add("-o", metavar="FILE", type=_strategy_file, help=help)
 
     add("--json", action="store_true", help="one JSON object instead of the table")
 
+    help = "go on from the journal of an earlier call, with its program, for other --minutes"
+    add("--continue", metavar="JOURNAL", dest="journal", type=Path, help=help)
 
-def candidate_names(argument: str) -> List[str]:
+    add("--yes", action="store_true", help="start without asking: each run really trains")
+
+
+def _candidates(argument: str) -> List[str]:
     """Read names of candidates, each once."""
-    candidates = list(dict.fromkeys(name.strip() for name in argument.split(",")))
-    for candidate in candidates:
+    names = list(dict.fromkeys(name.strip() for name in argument.split(",")))
+    for name in names:
         try:
-            check_name(candidate)
+            changes_of(name, None)
         except HierAllreduceError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-    return candidates
+            fault = f"{name!r}: {error}, or one of {', '.join(OTHERS)}"
+            raise argparse.ArgumentTypeError(fault) from None
+    return names
 
 
-def strategy_file(argument: str) -> Path:
+def _strategy_file(argument: str) -> Path:
     """Read the path of a file to write; one that exists must be of ``tune`` itself."""
     path = options.output(argument)
     if path.exists():
         # A typing error such as ``-o train.py`` must not cost somebody a file.
         with path.open(encoding="utf-8", errors="replace") as file:
-            if file.readline().rstrip() != WRITTEN_BY_TUNE:
-                raise argparse.ArgumentTypeError(
-                    f"{argument!r} exists, and tune has not written it: choose another name"
-                )
+            if file.readline().rstrip() != _FIRST_LINE:
+                fault = f"{argument!r} exists, and tune has not written it: choose another name"
+                raise argparse.ArgumentTypeError(fault)
     return path
 
 
@@ -89,99 +102,119 @@ def main(args: argparse.Namespace) -> int:
 
     That is 1 if no two candidates were measured, 2 if a run could not start, 130 if interrupted.
     """
-    # All is checked before the first run, because a run takes minutes.
-    for package in ("psutil", "tqdm"):
-        require(package, "tune")
-    _check_program(args.program)
-    folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
-    print(
-        f"First a short run of the program as it is. Each run really trains: let it have another"
-        f" log folder. {VARIABLE} is set, so that the program can skip checkpoints."
-        f"\nOutputs: {folder}",
-        file=sys.stderr,
-    )
-    _end_as_by_ctrl_c()
-    progress = Progress(args.minutes)
-    runner = Runner(args.program, args.patience, args.minutes, folder, progress)
-    rounds = Rounds(runner, groups_of(ask_nvidia_smi()), args.only, progress)
-    stopped: Union[KeyboardInterrupt, OSError, None] = None
-    try:
-        rounds.run_all()
-    except NothingMeasured as error:
-        progress.close()
-        print(f"hier-allreduce tune: {error}", file=sys.stderr)
+    if sys.platform == "win32":
+        raise HierAllreduceError("tune needs process groups: use Linux, macOS or WSL2")
+    if not (args.program or args.journal):
+        raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
+    if args.program and args.journal:
+        raise HierAllreduceError("--continue: the program is in the journal, so leave it out")
+    groups = groups_of(ask_nvidia_smi())
+    if not _agrees(args):
         return 1
-    except (KeyboardInterrupt, OSError) as error:
-        # Minutes of runs must not be lost because a later one is interrupted, or cannot start.
-        if not rounds.runs:
-            raise
-        stopped = error
-    finally:
-        progress.close()
+    journal, settings, runs = _opened(args)
+    fault: Optional[Exception] = None
+    with noted_signals() as signals, _bar(args.minutes) as (show, say):
+        rounds = Rounds(Runner(settings, journal, args.minutes, signals, show), runs, say)
+        try:
+            rounds.run_all(settings["only"], groups)
+        except (NothingMeasured, OSError) as error:
+            # Minutes of runs must not be lost because a later one cannot start.
+            fault = error
+    if not rounds.runs and not isinstance(fault, NothingMeasured):
+        raise fault or KeyboardInterrupt
     conclusion = verdict(rounds.runs, rounds.left_out)
-    print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
-    _write(args, conclusion, rounds.facts.kept)
-    if isinstance(stopped, OSError):
-        print(f"hier-allreduce tune: {stopped}", file=sys.stderr)
-        return 2
-    if stopped is not None:
-        return 130
+    if rounds.runs:
+        _tell(args, conclusion, rounds, journal)
+    if fault is not None:
+        print(f"hier-allreduce tune: {fault}", file=sys.stderr)
+        return 2 if isinstance(fault, OSError) else 1
+    if signals:
+        return 128 + signal.SIGINT
     return 0 if sum(bool(row.runs) for row in conclusion.rows) > 1 else 1
 
 
-def _end_as_by_ctrl_c() -> None:
-    """Let other signals end the program and print what there is, too."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        # One that is ignored stays so, because nohup lets tune outlive its terminal.
-        if signal.getsignal(ending) != signal.SIG_IGN:
-            signal.signal(ending, signal.default_int_handler)
-
-
-def _check_program(program: Sequence[str]) -> None:
-    """Check that a program is given and can be started.
+def _agrees(args: argparse.Namespace) -> bool:
+    """Tell that each run trains, and where it writes, and return whether the user wants that.
 
     Raises:
-        HierAllreduceError: it is not, or this is not the place to measure.
+        HierAllreduceError: there is no terminal to ask, and no ``--yes``.
     """
-    if sys.platform == "win32":
-        raise HierAllreduceError("tune needs process groups: use Linux, macOS or WSL2")
-    if not program:
-        raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
-    if shutil.which(program[0]) is None:
-        hint = "expected a program"
-        if program[0].endswith(".py"):
-            hint = f"write: hier-allreduce tune -- python {' '.join(program)}"
-        raise HierAllreduceError(f"{program[0]!r} cannot be started; {hint}")
-    # Python's own message about a missing script would come after a start, as a run's last line.
-    script = program[1] if len(program) > 1 and _PYTHON.match(program[0]) else ""
-    if script.endswith(".py") and not Path(script).is_file():
-        scripts = [path.name for path in Path(script).parent.glob("*.py")]
-        hint = configs.nearest(Path(script).name, scripts) if scripts else f" in {Path.cwd()}"
-        raise HierAllreduceError(f"{script!r}: there is no such file{hint}")
-    # A job's variables would let each run wait for hosts that nobody starts.
-    hosts = len(job_of(os.environ).hosts)
-    if hosts > 1:
-        raise HierAllreduceError(
-            f"this environment describes {hosts} hosts, and tune measures one: set TF_CONFIG={{}}"
-        )
+    is_asked = not args.yes
+    if is_asked and (sys.stdin is None or not sys.stdin.isatty()):
+        raise HierAllreduceError(_NOT_ASKED)
+    written = args.journal.parent if args.journal else f"a new folder in {tempfile.gettempdir()}"
+    also = f", the best strategy into {args.o}" if args.o else ""
+    print(f"{_WARNING}The journal and the outputs go into {written}{also}.", file=sys.stderr)
+    if is_asked:
+        print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
+    return not is_asked or sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _write(args: argparse.Namespace, verdict: Verdict, kept: Dict[str, Any]) -> None:
-    """Write the best strategy if a file is asked for, or say why there is none."""
-    if not args.o:
-        return
-    best = verdict.best.candidate if verdict.best else None
-    # A baseline cannot be written, because a strategy file has the fields of ours only.
-    if best is None or best.baseline:
-        print(f"{args.o} is not written: {verdict.sentences[0]}", file=sys.stderr)
-    elif {**kept, **best.changes}.get("algorithm", RULE) is None:
-        changes = ", ".join(f"{field}={choice!r}" for field, choice in best.changes.items())
+def _opened(args: argparse.Namespace) -> Tuple[Journal, Dict[str, Any], List[Run]]:
+    """Return a new journal, or the one to be continued, with its first line and its runs.
+
+    Raises:
+        HierAllreduceError: ``tune`` has not written it.
+        OSError: it cannot be read.
+    """
+    if args.journal is not None:
+        journal = Journal(args.journal.absolute())
+        settings, runs = journal.read()
+        only = args.only or settings["only"]
+        return journal, {**settings, "only": only, "patience": args.patience}, runs
+    folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
+    journal = Journal(folder / "journal.jsonl")
+    options = {"only": args.only, "patience": args.patience}
+    settings = {"program": args.program, "folder": os.getcwd(), **options}
+    journal.write(settings)
+    print(f"Journal: {journal.path}", file=sys.stderr)
+    return journal, settings, []
+
+
+@contextmanager
+def _bar(seconds: float) -> Iterator[Tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Yield a function that moves a bar, and one that prints a line above it."""
+    from tqdm import tqdm
+
+    # Its thread would make forks unsafe, and a run is looked at often enough.
+    tqdm.monitor_interval = 0
+    pause = 0.5 if sys.stderr is not None and sys.stderr.isatty() else _BETWEEN_LINES
+    form = "{percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s{postfix}"
+    with tqdm(total=round(seconds), bar_format=form, mininterval=pause, file=sys.stderr) as bar:
+
+        def show(message: str) -> None:
+            bar.set_postfix_str(message, refresh=False)
+            bar.update(min(bar.format_dict["elapsed"], bar.total) - bar.n)
+
+        yield show, lambda line: bar.write(line, file=sys.stderr)
+
+
+def _tell(args: argparse.Namespace, conclusion: Verdict, rounds: Rounds, journal: Journal) -> None:
+    """Print the table, and what makes a rough answer certain; write the best strategy."""
+    print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
+    if conclusion.missing_pairs:
+        measured = [row for row in conclusion.rows if row.runs]
+        minutes = rounds.minutes(len(measured) * conclusion.missing_pairs)
         print(
-            f"{args.o} is not written: a file cannot have the function that is your algorithm;"
-            f" write {changes} into your Strategy",
+            f"for a certain answer {conclusion.missing_pairs} more pairs of runs are missing:\n"
+            f"hier-allreduce tune --continue {journal.path} --minutes {minutes}",
             file=sys.stderr,
         )
-    else:
-        options.make_folder(args.o)
-        args.o.write_text(as_yaml(verdict, kept), encoding="utf-8")
-        print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
+    best = conclusion.best
+    if not args.o:
+        return
+    strategy = best.runs[0].built.strategy if best else {}
+    reason = ""
+    # A baseline cannot be written, because a strategy file has the fields of ours only.
+    if best is None or best.candidate.baseline:
+        reason = conclusion.sentences[0]
+    elif strategy.get("algorithm", "auto") is None:
+        reason = f"its algorithm is a function; write {best.candidate.changes} into your Strategy"
+    if reason:
+        print(f"{args.o} is not written: {reason}", file=sys.stderr)
+        return
+    options.make_folder(args.o)
+    comments = [_FIRST_LINE, *(f"# {line}".rstrip() for line in report(conclusion).splitlines())]
+    lines = [*comments, yaml.safe_dump(strategy, sort_keys=False)]
+    args.o.write_text("\n".join(lines), encoding="utf-8")
+    print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)

@@ -1,92 +1,150 @@
-"""The table of measured steps, the same as JSON, and the best strategy as a YAML file."""
+"""Which all-reduce to use: a row for each candidate, a table, JSON and a YAML file."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from statistics import median
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import yaml
+from ..text import amount, table
+from .journal import CURRENT, Candidate, Run
+from .ratio import Ratio, pairs_needed, ratio
 
-from hier_allreduce.formatting import table
-from .candidates import AS_IT_IS
-from .ratio import LEAST_PAIRS
-from .run import TRACED
-from .verdict import Verdict
 
-WRITTEN_BY_TUNE = "# written by hier-allreduce tune, which may write it again"
-_LEGEND = (
-    "step: mean (shortest–longest run); ratio: to the first row, from all pairs of runs of a round;"
-    "\nall intervals together hold with 99 %"
-)
+class Row(NamedTuple):
+    """All runs of one candidate."""
+
+    candidate: Candidate
+    runs: List[Run]  # none if one of them has failed
+    fault: str = ""  # how one has failed
+    ratio: Optional[Ratio] = None  # its step divided by that of the first row with runs
+
+    @property
+    def step(self) -> float:
+        """The median of its runs in seconds."""
+        return median(run.step for run in self.runs)
+
+
+class Verdict(NamedTuple):
+    """What all runs tell."""
+
+    rows: List[Row]
+    best: Optional[Row]  # the row to use instead of the program as it is
+    sentences: List[str]  # what to do, and how each row compares
+    left_out: Dict[str, str]  # why candidates have no run, by their names
+    missing_pairs: int  # of runs, until something may be certain
+
+
+def verdict(runs: Sequence[Run], left_out: Dict[str, str]) -> Verdict:
+    """Return the verdict on the runs of all candidates."""
+    runs_by_name: Dict[str, List[Run]] = {}
+    for run in runs:
+        runs_by_name.setdefault(run.candidate.name, []).append(run)
+    rows = []
+    for all_runs in runs_by_name.values():
+        # The first run of all had nobody beside it, so that it counts if there is no other.
+        counted = [run for run in all_runs if run.round] or all_runs
+        # One fault excludes a candidate, because a program that fails now and then is of no use.
+        fault = next((run.fault for run in counted if run.fault), "")
+        rows.append(Row(counted[0].candidate, [] if fault else counted, fault))
+    measured = [row for row in rows if row.runs]
+    for index, row in enumerate(rows):
+        if row in measured[1:]:
+            compared = ratio(row.runs, measured[0].runs, len(measured) - 1)
+            rows[index] = row._replace(ratio=compared)
+    measured = [row for row in rows if row.runs]
+    rough = [row.ratio.pairs for row in measured if row.ratio and row.ratio.is_rough]
+    missing = pairs_needed(len(measured) - 1) - min(rough) if rough else 0
+    best, advice = _advice(rows, measured)
+    sentences = [advice, *(_beside(row, measured[0]) for row in measured[1:])]
+    return Verdict(rows, best, sentences, left_out, missing)
+
+
+def _advice(rows: Sequence[Row], measured: Sequence[Row]) -> Tuple[Optional[Row], str]:
+    """Return the best of the rows that have runs, and what to do."""
+    if not measured and len(rows) > 1 and all(row.fault.startswith("hung") for row in rows):
+        return None, (
+            "the program hangs with each of these, so it is not the all-reduce: look at the copies"
+            " (hier-allreduce doctor --copies) and at the input"
+        )
+    if not measured:
+        return None, "nothing was measured"
+    if len(measured) == 1 and measured[0].candidate.is_current:
+        return None, f"nothing to compare: only {CURRENT} was measured"
+    faster = [row for row in measured if row.ratio and row.ratio.is_faster]
+    best = min(faster, key=lambda row: row.step, default=None)
+    if not measured[0].candidate.is_current:
+        # The program as it is has failed, so that any row with runs is better, even the first.
+        best = best or measured[0]
+        return best, f"use {best.candidate.title}: {CURRENT} was not measured"
+    if best is not None:
+        return best, f"use {best.candidate.title}, and not {CURRENT}"
+    why = "no other one is certainly faster"
+    if all(row.ratio is None or row.ratio.is_rough for row in measured):
+        pairs = pairs_needed(len(measured) - 1)
+        why = f"nothing is certain with fewer than {pairs} pairs of runs"
+    return None, f"keep {CURRENT}: {why}"
+
+
+def _beside(row: Row, base: Row) -> str:
+    """Return a sentence about a row beside the one that all are compared with."""
+    title, of_base, beside = row.candidate.title, base.candidate.title, row.ratio
+    if beside is None:
+        return f"{title} has no run in a round of {of_base}"
+    middle, low, high = (100 * (ratio - 1) for ratio in beside[:3])
+    takes = f"takes {abs(middle):.0f}% {'less' if middle < 0 else 'more'} time a step"
+    if beside.is_rough:
+        return f"{title} {takes} than {of_base}, roughly: by {beside.pairs} pairs of runs only"
+    between = f"{low:+.1f}% to {high:+.1f}%"
+    if low <= 0 <= high:
+        return f"{title}: no difference is certain ({between} time a step)"
+    return f"{title} {takes} ({between}) than {of_base}"
 
 
 def report(verdict: Verdict) -> str:
-    """Return the table, the candidates that are left out, and the verdict as text."""
+    """Return the table, the candidates that are left out, and the sentences as text."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
     for row in verdict.rows:
         if not row.runs:
-            lines.append((row.title, "", "", "", row.fault))
+            lines.append((row.candidate.title, "", "", "", row.fault))
             continue
-        steps = [run.step for run in row.runs]
-        step = f"{_ms(row.step)} ({_ms(min(steps))}–{_ms(max(steps))})"
-        ratio = ""
-        if row.ratio is not None:
-            ends = f"{row.ratio.low:.3f}–{row.ratio.high:.3f}"
-            ratio = f"{row.ratio.middle:.3f} ({'unsure' if row.ratio.is_vague else ends})"
+        steps = [1e3 * run.step for run in row.runs]
+        step = f"{1e3 * row.step:.4g} ({min(steps):.4g}–{max(steps):.4g})"
         mark = "← use this" if row is verdict.best else ""
-        lines.append((row.title, step, ratio, str(len(row.runs)), mark))
-    paragraphs = [table(lines), _LEGEND]
-    if verdict.cost:
-        paragraphs.append(f"step {TRACED} of {AS_IT_IS}, traced: {verdict.cost}")
-
-    # One reason may leave out many candidates, so that each has one line with their names.
-    names_by_reason: Dict[str, List[str]] = {}
-    for name, reason in verdict.left_out.items():
-        names_by_reason.setdefault(reason, []).append(name)
-    reasons = [f"  {', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
-    if reasons:
-        paragraphs.append("\n".join(["left out:", *reasons]))
-    paragraphs.append("\n".join(verdict.sentences))
-    return "\n\n".join(paragraphs)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g}"
+        lines.append((row.candidate.title, step, str(row.ratio or ""), str(len(row.runs)), mark))
+    size = max((run.built.bytes for row in verdict.rows for run in row.runs), default=0)
+    legend = (
+        f"step: from one sum of {amount(size)} to the next, median (shortest–longest run); ratio:"
+        " to the first row,\nmedian of all pairs of runs of a round; all intervals together hold"
+        " with 99 %"
+    )
+    left_out = [f"not measured: {name}: {reason}" for name, reason in verdict.left_out.items()]
+    paragraphs = [
+        table(lines),
+        legend if size else "",
+        "\n".join(left_out),
+        "\n".join(verdict.sentences),
+    ]
+    return "\n\n".join(filter(None, paragraphs))
 
 
 def as_json(verdict: Verdict) -> Dict[str, Any]:
-    """Return the verdict as a JSON object: seconds, ratios, names.
-
-    A run has the number of its round, and a step's seconds in windows.
-    """
+    """Return the verdict as a JSON object: seconds, ratios, names."""
     candidates: List[Dict[str, Any]] = []
     for row in verdict.rows:
+        ratio: Dict[str, Any] = row.ratio._asdict() if row.ratio else {}
         # JSON has no infinite numbers, such as the upper end of an interval of few pairs.
-        ratio = row.ratio if row.ratio and row.ratio.pairs >= LEAST_PAIRS else None
+        if row.ratio and row.ratio.is_rough:
+            ratio.update(low=None, high=None)
         candidates.append(
             {
                 "candidate": row.candidate.name,
-                "baseline": bool(row.candidate.baseline),
-                "as_it_was": row.candidate.was,
                 "changes": row.candidate.changes,
                 "step": row.step if row.runs else None,
-                "ratio": ratio and ratio._asdict(),
-                "runs": [{"round": run.round, "windows": run.seconds} for run in row.runs],
+                "ratio": ratio or None,
+                "runs": [run.step for run in row.runs],
                 "fault": row.fault,
             }
         )
-    return {
-        "candidates": candidates,
-        "left_out": verdict.left_out,
-        "best": verdict.best and verdict.best.candidate.name,
-        "sentences": verdict.sentences,
-        "cost": verdict.cost,
-    }
-
-
-def as_yaml(verdict: Verdict, kept: Dict[str, Any]) -> str:
-    """Return the best candidate's strategy, with ``kept`` fields, and the table as comments."""
-    changes = verdict.best.candidate.changes if verdict.best else {}
-    # None is the default of a field, and a file says no more than it must.
-    fields = {field: choice for field, choice in {**kept, **changes}.items() if choice is not None}
-    comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(verdict).splitlines())]
-    return "\n".join([*comments, yaml.safe_dump(fields, sort_keys=False)])
+    best = verdict.best.candidate.name if verdict.best else None
+    listed = {"candidates": candidates, "left_out": verdict.left_out}
+    return {**listed, "best": best, "sentences": verdict.sentences}

@@ -1,209 +1,169 @@
-"""The runs of ``tune``: all candidates in the same rounds, in both orders.
+"""The runs of ``tune``: in each round all candidates run once, in a shuffled order.
 
 ::
 
     round 0   the program as it is, which tells its all-reduce and how long a run takes
-    round 1   A B C D    a candidate that fails makes room for another one
-    round 2   D C B A
-    round 3   A B C D    … until the time is over
-
-Nobody is chosen on the way: all candidates get the same number of runs. Six rounds are the least,
-because nothing is certain with fewer pairs. So the minutes decide how many candidates there are.
+    round 1   B A C    as many as can have enough pairs of runs in the time that is left;
+    round 2   A C B    one that fails, or has the plan of another, makes room for the next
+    …         until the time is over
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+import math
+import random
+from statistics import mean
+from typing import Callable, Dict, List, Optional, Sequence
 
-from .candidates import AS_IT_IS, Candidate, Groups, candidates_for, strategies_for
-from .faults import NothingMeasured
-from .progress import Progress
-from .protocol import ProgramFacts
-from .ratio import LEAST_PAIRS
-from .run import LEAST, TIME_OVER, UNREADABLE, Run, Runner
+from hier_allreduce import HierAllreduceError
 
-MOST_ROUNDS = 12
-MOST_HANGS = 3  # runs, if no run has made steps
+from ..text import duration
+from .candidates import Groups, candidates_for
+from .journal import CURRENT, Candidate, Run
+from .ratio import pairs_needed
+from .run import STEPS, Runner
+
 SLOWEST_START = 3  # times the start of the first run
+# What a program has to change that has come to this stage only.
+_ADVICE_BY_STAGE = (
+    "no Python in it has the PYTHONPATH that tune sets: let the program add to it"
+    " (PYTHONPATH=.:$PYTHONPATH), and leave out -E, -I and -S",
+    "it has imported no TensorFlow",
+    """it has TensorFlow, but built no all-reduce of hier_allreduce; change the program first:
+    grads = hier_allreduce.allreduce_grads(grads, devices)      # or TowerOptimizer, on towers
+    tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())
+    launch_train_with_config(config, HierarchicalTrainer(GPUS))      # tensorpack""",
+    "let it train longer",
+)
 
 
-class Pace(NamedTuple):
-    """How long runs take, by the first one.
+def _runs_needed(programs: int) -> int:
+    """Return how many runs give a certain answer, with the first one."""
+    return 1 + programs * pairs_needed(programs - 1)
 
-    Attributes:
-        start: seconds of a run without its steps.
-        least: seconds of the fewest steps that a run has.
-    """
 
-    start: float
-    least: float
-
-    @property
-    def run(self) -> float:
-        """The seconds of the shortest run."""
-        return self.start + self.least
-
-    def affordable(self, seconds: float) -> int:
-        """Return how many programs can run six times in this time."""
-        return int(seconds / (LEAST_PAIRS * self.run))
-
-    def minutes_for(self, programs: int) -> int:
-        """Return the minutes in which so many programs can run six times, after the first run."""
-        return int((1 + LEAST_PAIRS * programs) * self.run / 60) + 1
-
-    def rounds(self, programs: int, seconds: float, done: int = 0) -> int:
-        """Return in how many rounds so many programs run; with much time, half of it is steps."""
-        long_run = self.start + max(self.start, self.least)
-        fitting = int(seconds / (programs * long_run))
-        return min(max(LEAST_PAIRS - done, fitting), MOST_ROUNDS - done)
-
-    def steps(self, runs: int, seconds: float) -> float:
-        """Return the seconds of steps in each of so many runs that share this time."""
-        return max(0.0, seconds / runs - self.start)
+class NothingMeasured(HierAllreduceError):
+    """No run can be measured: the program is to be changed or repaired first."""
 
 
 class Rounds:
-    """All runs of a program with its candidates.
+    """All runs of a program with its candidates."""
 
-    Attributes:
-        runs: all runs so far, also after an interruption.
-        facts: what the first run has told.
-        left_out: why candidates have no run, by their names.
-    """
-
-    def __init__(
-        self,
-        runner: Runner,
-        groups: Optional[Groups],
-        only: Sequence[str],
-        progress: Progress,
-    ):
-        """Run nothing yet.
-
-        Args:
-            runner: runs the program until a deadline.
-            groups: two groups of towers along NVLink, where they differ from the halves.
-            only: names of candidates; empty for the usual ones.
-            progress: tells the user what comes.
-        """
+    def __init__(self, runner: Runner, earlier_runs: Sequence[Run], say: Callable[[str], None]):
+        """Run nothing yet; ``earlier_runs`` are those of a journal that is continued."""
         self.runs: List[Run] = []
-        self.facts = ProgramFacts()
-        self.left_out: Dict[str, str] = {}
+        self.left_out: Dict[str, str] = {}  # why candidates have no run, by their names
         self._runner = runner
-        self._strategies = strategies_for(only, groups)
-        self._only = only
-        self._progress = progress
+        self._say = say  # prints a line
+        self._name_by_plan: Dict[str, str] = {}
+        for run in earlier_runs:
+            self._note(run)
 
-    def run_all(self) -> None:
-        """Run all rounds.
+    def run_all(self, only: Sequence[str], groups: Optional[Groups]) -> None:
+        """Run rounds until the time is over, or a signal comes.
 
         Raises:
             NothingMeasured: the first run shows that no run can be measured.
             HierAllreduceError: no candidate is for this program.
             OSError: the program cannot be started.
         """
-        runner = self._runner
-        pace = self._first_run()
-        candidates, self.left_out = candidates_for(self.facts, self._strategies, self._only)
-        if not self.runs[0].fault:
-            candidates = [Candidate(), *candidates]
-        affordable = pace.affordable(runner.left())
-        self._announce(pace, candidates, affordable)
-        # Two are compared in any time, because a table without certainty is better than none.
-        enough = min(max(2, affordable), len(candidates))
-
-        # Round 1: as many candidates as can run six times. One that fails makes room for another.
-        rounds = pace.rounds(enough, runner.left())
-        seconds = pace.steps(rounds * enough, runner.left())
-        healthy: List[Candidate] = []
-        for candidate in candidates:
-            needed = pace.run * (1 + (LEAST_PAIRS - 1) * (len(healthy) + 1))
-            why_not = ""
-            if len(healthy) > 1 and needed > runner.left():
-                why_not = f"no time: --minutes {pace.minutes_for(len(candidates))} would do"
-            elif len(self.runs) >= MOST_HANGS and all(run.has_hung for run in self.runs):
-                # Each hang takes the whole patience, so that a few of them are enough.
-                why_not = f"the program hangs with {MOST_HANGS} others"
-            if why_not:
-                self.left_out[candidate.name] = why_not
-            elif self._run(candidate, seconds, 1):
-                healthy.append(candidate)
-
-        # The other rounds: the same candidates, in both orders, in the time that is left.
-        rounds = 1 + pace.rounds(max(1, len(healthy)), runner.left(), done=1)
-        for round in range(2, rounds + 1):
-            if len(healthy) < 2 or runner.left() < len(healthy) * pace.run:
-                break
-            to_come = (rounds - round + 1) * len(healthy)
-            seconds = pace.steps(to_come, runner.left())
-            order = healthy if round % 2 else healthy[::-1]
-            healthy = [candidate for candidate in order if self._run(candidate, seconds, round)]
-            # The next round begins from the same order, though this one may have been reversed.
-            healthy.sort(key=candidates.index)
-
-    def _first_run(self) -> Pace:
-        """Run the program as it is, and return how long it takes; its facts tell the candidates."""
-        first_run = self._runner.run(Candidate(), 0.0, 0, self._strategies)
-        program = " ".join(self._runner.command)
-        if first_run.is_cut:
-            raise NothingMeasured(f"{program}: {first_run.fault}: more --minutes")
-        self.facts = first_run.facts
-        is_built = self.facts.towers > 0
-        # A program that has ended too early is sound, so that its user is told what to change.
-        if first_run.fault.startswith("ended"):
-            advice = "let it train longer" if is_built else "it built no all-reduce of this package"
-            raise NothingMeasured(f"{program} {first_run.fault}: {advice}")
-        # No other program is to win only because somebody set the clock during this run.
-        if not is_built or first_run.fault.startswith(UNREADABLE):
-            raise NothingMeasured(f"{program} {first_run.fault}; see {first_run.output}")
-        self.runs.append(first_run)
-        if first_run.fault:
-            # Nothing is known of the pace of a program that hangs.
-            return Pace(1.0, 0.0)
-        # The others start as the first one did, and a hang must not take all the time.
-        usual = round(max(self._runner.patience, SLOWEST_START * first_run.overhead))
-        self._runner.start_patience = min(self._runner.start_patience, usual)
-        return Pace(first_run.overhead, LEAST * first_run.step)
-
-    def _announce(self, pace: Pace, candidates: Sequence[Candidate], affordable: int) -> None:
-        """Tell the user which program is which, and for how many of them there is time."""
-        fault = self.runs[0].fault
-        was = [candidate.name for candidate in candidates if candidate.was]
-        before = f"; as it was, it used {was[0]}, if it chose nothing else" if was else ""
-        self._progress.say(f"{AS_IT_IS.capitalize()} uses hier_allreduce{before}.")
-        # Without a pace nothing can be said about the time.
-        if fault:
-            self._progress.say(f"{AS_IT_IS.capitalize()} {fault}.")
+        if not self.runs:
+            self._run_first()
+        if not self.runs:
             return
-        enough = min(affordable, len(candidates))
-        listed = ", ".join(candidate.name for candidate in candidates[:enough])
-        told = f"The time is enough for {LEAST_PAIRS} or more runs of each of {enough}: {listed}."
-        would_do = [
-            f"--minutes {pace.minutes_for(programs)} would do for {programs}"
-            for programs in sorted({2, len(candidates)})
-        ]
-        if enough < 2:
-            told = f"The time is too short for a certain answer: {', '.join(would_do)}."
-        elif enough < len(candidates):
-            told += f" {would_do[-1]}."
-        self._progress.say(
-            f"A start takes {pace.start:.0f} s. {told} Ctrl-C prints the table so far."
-        )
+        runner = self._runner
+        # The others start as the first one did, and a hang must not take all the time.
+        if not self.runs[0].fault:
+            usual = max(runner.patience, SLOWEST_START * self.runs[0].start)
+            runner.start_patience = min(runner.start_patience, usual)
+        beside, left_out = candidates_for(self.runs[0].built, only, groups)
+        self.left_out.update(left_out)
+        candidates = [Candidate(), *beside]
+        self._announce(candidates)
+        round = self.runs[-1].round
+        while True:
+            active = self._active(candidates)
+            begun = {run.candidate.name for run in self.runs}
+            if all(candidate.name in begun for candidate in active) and (
+                len(active) < 2 or self._seconds(len(active)) > runner.seconds_left()
+            ):
+                break
+            round += 1
+            if not self._run_round(active, round):
+                break
+        for candidate in candidates:
+            if all(run.candidate.name != candidate.name for run in self.runs):
+                minutes = self.minutes(_runs_needed(len(candidates)))
+                self.left_out.setdefault(candidate.name, f"no time: --minutes {minutes} would do")
 
-    def _run(self, candidate: Candidate, seconds: float, round: int) -> bool:
-        """Run a candidate; return whether it may run again."""
-        run = self._runner.run(candidate, seconds, round) if self._runner.left() > 0 else None
-        if run is None or run.is_cut:
-            if round == 1:
-                self.left_out[candidate.name] = TIME_OVER if run is None else run.fault
-            return False
-        if run.lost_its_times:
-            # Whoever sets the clock must not take a candidate's other runs away. Without any run
-            # it has no row, so that its reason is kept until it has one.
-            if all(other.candidate != candidate for other in self.runs):
-                self.left_out[candidate.name] = run.fault
-            return True
-        self.left_out.pop(candidate.name, None)
-        self.runs.append(run)
-        # A candidate that has failed once gets no other run, because its row would have no mean.
-        return not run.fault
+    def minutes(self, runs: int) -> int:
+        """Return the minutes that so many runs take, by all starts so far."""
+        return math.ceil(self._seconds(runs) / 60)
+
+    def _seconds(self, runs: int) -> float:
+        # Hangs count if there is nothing else.
+        seen = [run.took for run in self.runs if not run.fault] or [self.runs[0].took]
+        return runs * mean(seen)
+
+    def _run_first(self) -> None:
+        """Run the program as it is, which tells its all-reduce."""
+        runner = self._runner
+        run = runner.run(Candidate(), 0)
+        program = " ".join(runner.program)
+        if run is None and runner.seconds_left() <= 0:
+            fault = f"the time was over before step {STEPS}: more --minutes"
+            raise NothingMeasured(f"{program}: {fault}")
+        if run is None:
+            return
+        is_built = run.built.towers > 0
+        if run.fault.startswith("ended") or (run.fault.startswith("hung") and not is_built):
+            raise NothingMeasured(f"{program} {run.fault}: {_ADVICE_BY_STAGE[run.stage]}")
+        if not is_built:
+            raise NothingMeasured(f"{program} {run.fault}; see {runner.log}")
+        self._note(run)
+
+    def _note(self, run: Run) -> None:
+        """Keep a run, but not of a candidate whose plan another one has."""
+        name = run.candidate.name
+        owner = self._name_by_plan.setdefault(run.built.plan or name, name)
+        if owner == name:
+            self.runs.append(run)
+        else:
+            self.left_out[name] = f"its plan is that of {owner}"
+
+    def _announce(self, candidates: Sequence[Candidate]) -> None:
+        """Tell the user which program is which, and how long it takes."""
+        originals = [candidate.name for candidate in candidates if candidate.is_original]
+        before = f"; as it was, it used {originals[0]}" if originals else ""
+        fault = self.runs[0].fault or f"takes {duration(self.runs[0].took)} a run"
+        self._say(f"{CURRENT.capitalize()} uses hier_allreduce{before}. It {fault}.")
+        minutes = [f"{self.minutes(_runs_needed(2))} for 2"]
+        if len(candidates) > 2:
+            programs = len(candidates)
+            minutes.append(f"{self.minutes(_runs_needed(programs))} for all {programs}")
+        needs = f"A certain answer needs --minutes {', '.join(minutes)}."
+        self._say(f"{needs} Ctrl-C prints the table so far.")
+
+    def _active(self, candidates: Sequence[Candidate]) -> List[Candidate]:
+        """Return the candidates of the next round: new ones only if their answer can be certain."""
+        gone = {run.candidate.name for run in self.runs if run.fault} | set(self.left_out)
+        begun = {run.candidate.name for run in self.runs}
+        healthy = [candidate for candidate in candidates if candidate.name not in gone]
+        active = [candidate for candidate in healthy if candidate.name in begun]
+        for candidate in healthy:
+            programs = len(active) + 1
+            # Two always run, because a rough answer is better than none.
+            needed = self._seconds(_runs_needed(programs) - 1)
+            is_in_time = programs <= 2 or needed <= self._runner.seconds_left()
+            if candidate not in active and is_in_time:
+                active.append(candidate)
+        return active
+
+    def _run_round(self, active: Sequence[Candidate], round: int) -> bool:
+        """Run candidates in a shuffled order; return whether there was time for all."""
+        for candidate in random.sample(active, len(active)):
+            run = None if self._runner.is_over else self._runner.run(candidate, round)
+            if run is None:
+                return False
+            self._note(run)
+        return True

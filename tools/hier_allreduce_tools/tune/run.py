@@ -1,281 +1,264 @@
-"""One run of the user's program, ended with all its processes once enough steps are measured.
+"""One run of the user's program: its process group is ended once enough steps are made.
 
-A run fails if the program ends before it has made enough steps, or if its times cannot be read. It
+A run fails if the program ends before it has made enough steps, or with a status that is not 0. It
 hangs if no step comes for a while. Both are results. GPUs work asynchronously, so single steps tell
-little, and means over windows of 20 steps do.
+little, and means over windows of 10 steps do.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
-from hier_allreduce.formatting import count, duration
-from . import faults, observer
-from .candidates import Candidate
-from .processes import adopt_orphans, end
-from .progress import Progress
-from .protocol import ProgramFacts, Request
+from ..text import count, duration
+from . import inside
+from .journal import Built, Candidate, Journal, Run
 
-LEFT_OUT = 10  # steps: compilation, caches, the first batches
-TRACED = LEFT_OUT  # the last of them
-WINDOW = 20  # steps
-LEAST = LEFT_OUT + WINDOW + 1  # steps of a run
-MOST = LEFT_OUT + 100 * WINDOW + 1
-CLOCK_SET = 0.01  # seconds by which the system's clock may part from a monotonic one in a run
-UNREADABLE = "failed: the times cannot be read"  # how the fault of such a run begins
-TIME_OVER = "the time was over"  # likewise
-CLOCK_WAS_SET = "the system's clock was set"  # how such a fault ends
+SKIPPED = 10  # steps: compilation, caches, the first batches
+WINDOW = 10  # steps
+STEPS = SKIPPED + 3 * WINDOW + 1  # of a run; a step begins with the one before
+TERM_SECONDS = 5.0  # between SIGTERM and SIGKILL
+LAST_SECONDS = 0.3  # in which a program may still fail after its last step
+LOOK_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h has this number
 # If the first run hangs, there is time for two others, and with hours nobody waits hours for it.
-START_SHARE = 1 / 3  # of the time of all runs, for the start of the first one
-LONGEST_START = 600.0  # seconds
+_START_SHARE = 1 / 3  # of the time of all runs
+_LONGEST_START = 600.0  # seconds
+_LONGEST_LINE = 160  # characters
+# A terminal obeys such characters, so that a table with them would clear the screen.
+_CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
+# TensorFlow, its libraries and Python's warnings write such lines into any program.
+_NOISE = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+: [IWE] |[IWE]\d{4} |WARNING|.*Warning: |warnings\.")
+_ERROR = re.compile(r"[\w.]*(Error|Exception): ?")  # the line below a traceback
 
 
-class Run(NamedTuple):
-    """One run of the program.
+@contextmanager
+def noted_signals() -> Iterator[List[int]]:
+    """Note signals that end a process, so that none comes between a start and its end."""
+    noted: List[int] = []
+    handlers = {}
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # One that is ignored stays so, because nohup lets tune outlive its terminal.
+        if signal.getsignal(ending) != signal.SIG_IGN:
+            handlers[ending] = signal.signal(ending, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        for ending, handler in handlers.items():
+            signal.signal(ending, handler)
 
-    Attributes:
-        candidate: its all-reduce.
-        seconds: a step's seconds in every window of 20 steps; none if the run failed.
-        round: the number of the round in which each candidate runs once; 0 is the first run.
-        output: the file with what the program has printed.
-        fault: how the program failed or hung, or that the time was over.
-        facts: what the program has told about its all-reduce.
-        overhead: seconds of the run without its steps: most are the program's start.
-    """
 
-    candidate: Candidate
-    seconds: List[float]
-    round: int
-    output: Path
-    fault: str = ""
-    facts: ProgramFacts = ProgramFacts()
-    overhead: float = 0.0
+class Told:
+    """What a running program has told so far."""
+
+    def __init__(self) -> None:
+        self.begun = self.newest = time.monotonic()
+        self.start = 0.0  # seconds until the first step
+        self.stage = 0
+        self._built_by_sum: Dict[str, Built] = {}
+        self._times_by_sum: Dict[str, List[float]] = {}
+
+    def read(self, lines: Sequence[Dict[str, Any]]) -> None:
+        """Read lines of the journal."""
+        for line in lines:
+            self.newest = time.monotonic()
+            stages = [stage for stage, key in enumerate(inside.STAGES) if key in line]
+            self.stage = max(self.stage, *stages, 0)
+            if "built" in line:
+                self._built_by_sum[line["sum"]] = Built(**line["built"])
+            if "time" in line:
+                self._times_by_sum.setdefault(line["sum"], []).append(line["time"])
+                self.start = self.start or self.newest - self.begun
 
     @property
-    def has_hung(self) -> bool:
-        """Whether the program stopped making steps."""
-        return self.fault.startswith("hung")
+    def _largest(self) -> str:
+        """The training's sum: an evaluation adds up less. Of equal sums, the one that runs most."""
+        sizes = []
+        for sum_name, built in self._built_by_sum.items():
+            steps = len(self._times_by_sum.get(sum_name, ()))
+            sizes.append((built.bytes, steps, sum_name))
+        return max(sizes, default=(0, 0, ""))[2]
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the deadline has ended it, which tells nothing about the candidate."""
-        return self.fault.startswith(TIME_OVER)
+    def built(self) -> Built:
+        """The training's all-reduce."""
+        return self._built_by_sum.get(self._largest, Built())
 
     @property
-    def lost_its_times(self) -> bool:
-        """Whether somebody has set the clock, which tells nothing about the candidate either."""
-        return self.fault.endswith(CLOCK_WAS_SET)
+    def times(self) -> List[float]:
+        """The seconds of its steps on the system's clock."""
+        return self._times_by_sum.get(self._largest, [])
 
     @property
     def step(self) -> float:
-        """The median of the windows, in seconds."""
-        return median(self.seconds)
-
-
-class _Clock:
-    """The steps that a run has made, as its clock file has them."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.begun = time.monotonic()
-        self.start = 0.0  # seconds until the first step
-        self.newest = self.begun  # the moment of the newest step
-        self.steps = 0
-        self._ahead = time.time() - self.begun  # the wall clock's lead over the monotonic one
-
-    def lines(self) -> List[str]:
-        """Return a line for each step; one that is still being written is left out."""
-        if not self.path.exists():
-            return []
-        return self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-
-    def look(self) -> None:
-        """Count the steps."""
-        steps = len(self.lines())
-        if steps == self.steps:
-            return
-        self.newest = time.monotonic()
-        self.start = self.start or self.newest - self.begun
-        self.steps = steps
-
-    def windows(self) -> List[float]:
-        """Return the seconds of a step in every window.
-
-        Raises:
-            ValueError: the times cannot be read.
-        """
-        times = [float(line) for line in self.lines()]
-        # The steps have the wall clock's time, which somebody may set in the middle of a run.
-        if abs(time.time() - time.monotonic() - self._ahead) > CLOCK_SET:
-            raise ValueError(CLOCK_WAS_SET)
-        seconds = []
-        for start in range(LEFT_OUT, len(times) - WINDOW, WINDOW):
-            seconds.append((times[start + WINDOW] - times[start]) / WINDOW)
-        # NaN fails every comparison, so that it is refused here too.
-        if not all(0 < step < float("inf") for step in seconds):
-            raise ValueError("times do not rise")
-        return seconds
+        """The seconds of a step, by the median of its windows."""
+        ends = self.times[SKIPPED:STEPS:WINDOW]
+        return median((end - begin) / WINDOW for begin, end in zip(ends, ends[1:]))
 
 
 class Runner:
-    """Runs a program with candidates, until a deadline.
-
-    Attributes:
-        start_patience: seconds without a first step, after which a program hangs; later runs may
-            have others.
-    """
+    """Runs a program with candidates, until a deadline or a signal."""
 
     def __init__(
         self,
-        command: Sequence[str],
-        patience: float,
+        settings: Dict[str, Any],
+        journal: Journal,
         seconds: float,
-        folder: Path,
-        progress: Progress,
+        signals: Sequence[int],
+        show: Callable[[str], None],
     ):
-        """Begin to count time.
-
-        Args:
-            command: the program and its arguments.
-            patience: seconds without another step, after which a program hangs.
-            seconds: the time until the deadline of all runs.
-            folder: where the outputs of the programs go.
-            progress: tells the user how far it is.
-        """
-        self.command = list(command)
-        self.deadline = time.monotonic() + seconds
-        self.patience = patience
-        self.start_patience = min(START_SHARE * seconds, LONGEST_START)
-        self._folder = folder
-        self._progress = progress
-        self._started_runs = 0
-        self._strangers = adopt_orphans()
+        self.program: List[str] = settings["program"]
+        self.patience: float = settings["patience"]  # seconds without a step, which are a hang
+        self._folder: str = settings["folder"]
+        self.start_patience = min(_START_SHARE * seconds, _LONGEST_START)
+        self._journal = journal
+        self._deadline = time.monotonic() + seconds
+        self._signals = signals  # that were noted: the first one ends all runs
+        self._show = show  # gets how far a run is
         # Python runs a file of this name at its start if the folder is on PYTHONPATH.
-        self._observer = folder / "observer"
-        self._observer.mkdir()
-        shutil.copy(observer.__file__, self._observer / "sitecustomize.py")
+        self._inside = journal.path.parent / "inside"
+        self._inside.mkdir(exist_ok=True)
+        shutil.copy(inside.__file__, self._inside / "sitecustomize.py")
 
-    def left(self) -> float:
+    @property
+    def is_over(self) -> bool:
+        """Whether no other run may begin."""
+        return bool(self._signals) or self.seconds_left() <= 0
+
+    @property
+    def log(self) -> Path:
+        """The file with the program's output in the newest run."""
+        return self._journal.path.parent / f"{self._journal.runs}.log"
+
+    def seconds_left(self) -> float:
         """Return the seconds until the deadline."""
-        return self.deadline - time.monotonic()
+        return self._deadline - time.monotonic()
 
-    def run(
-        self,
-        candidate: Candidate,
-        seconds: float,
-        round: int,
-        strategies: Optional[Dict[str, Dict[str, Any]]] = None,
-    ) -> Run:
-        """Run the program, with so many seconds of steps.
-
-        Args:
-            candidate: its all-reduce.
-            seconds: the time from the first step on; a run has at least 31 steps.
-            round: the number of the round; only in round 0 the whole program may be refused.
-            strategies: changes of other candidates, whose plans the facts are to have.
+    def run(self, candidate: Candidate, round: int) -> Optional[Run]:
+        """Run the program with a candidate; None if the time was over, or a signal came.
 
         Raises:
-            NothingMeasured: in round 0, the program trains without an all-reduce of this package,
-                or leaves the PYTHONPATH of ``tune`` out.
             OSError: the program cannot be started.
         """
-        self._started_runs += 1
-        stem = self._folder / f"{self._started_runs}-{candidate.name.replace(' ', '-')}"
-        clock = _Clock(stem.with_suffix(".clock"))
-        output = stem.with_suffix(".log")
-        # A trace slows its step down, so that only the first run has one, which counts in no ratio.
-        traced = 0 if round else TRACED
-        request = Request(
-            baseline=candidate.baseline,
-            changes=candidate.changes,
-            clock=str(clock.path),
-            strategies=strategies or {},
-            traced=traced,
-        )
-        process = self._started(request, output)
+        self._journal.runs += 1
+        self._journal.new_lines()
+        told = Told()
+        process = self._started(candidate)
         try:
-            fault = self._wait(process, clock, seconds, candidate, round)
+            fault = self._wait(process, candidate, told)
         finally:
-            end(process, self._strangers)
-        took = time.monotonic() - clock.begun
-        facts = ProgramFacts.read(str(clock.path))
-        run = Run(candidate, [], round, output, facts=facts, overhead=took)
-        # A program may fail before any Python starts, but one that hangs or ends should have one.
-        should_have = round == 0 and fault and not fault.startswith("failed")
-        if should_have and not observer.has_begun(str(clock.path)):
-            raise faults.NothingMeasured(
-                f"{' '.join(self.command)} {fault}: no Python in it has the PYTHONPATH that tune"
-                " sets; let the program add to it (PYTHONPATH=.:$PYTHONPATH), and leave out -E, -I"
-                " and -S"
-            )
-        if fault:
-            return run._replace(fault=faults.explained(fault, output))
-        try:
-            windows = clock.windows()
-        except ValueError as error:
-            return run._replace(fault=f"{UNREADABLE}: {error}")
-        overhead = max(0.0, took - (clock.newest - clock.begun - clock.start))
-        return run._replace(seconds=windows, overhead=overhead)
+            _end(process)
+        if fault is None:
+            return None
+        step = told.step if fault == "" else 0.0
+        # Whoever sets the system's clock back must not decide which all-reduce is used.
+        if step <= 0:
+            step = 0.0
+            fault = f"{fault or 'failed: the clock of the system was set'}; {reason_in(self.log)}"
+        took = time.monotonic() - told.begun
+        run = Run(round, candidate, step, took, told.start, told.stage, fault, told.built)
+        self._journal.end_run(run)
+        return run
 
-    def _started(self, request: Request, output: Path) -> Any:
+    def _started(self, candidate: Candidate) -> Any:
         """Start the program in a process group of its own."""
-        # The observer's folder is before the user's, because Python takes the first sitecustomize.
-        paths = [str(self._observer), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            observer.VARIABLE: request.text,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        request = {
+            "run": self._journal.runs,
+            "journal": str(self._journal.path),
+            "baseline": candidate.baseline,
+            "changes": candidate.changes,
         }
-        with output.open("wb") as log:
+        # Its folder is before the user's, because Python takes the first sitecustomize.
+        paths = [str(self._inside), os.environ.get("PYTHONPATH", "")]
+        asked = {inside.VARIABLE: json.dumps(request), "PYTHONPATH": ":".join(filter(None, paths))}
+        with self.log.open("wb") as log:
             return subprocess.Popen(
-                self.command,
-                env=environment,
+                self.program,
+                cwd=self._folder,
+                env={**os.environ, **asked},
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                preexec_fn=_killed_with_parent(),
             )
 
-    def _wait(
-        self, process: Any, clock: _Clock, seconds: float, candidate: Candidate, round: int
-    ) -> str:
-        """Wait until a run has enough steps, and return its fault, or "".
-
-        Raises:
-            NothingMeasured: as :meth:`run`.
-        """
+    def _wait(self, process: Any, candidate: Candidate, told: Told) -> Optional[str]:
+        """Wait until a run has enough steps; return its fault, or "", or None if it is cut."""
         while True:
-            # The process is asked before the clock, because one that has ended writes no more.
+            # The process is asked before the journal, because one that has ended writes no more.
             status = process.poll()
-            clock.look()
-            now = time.monotonic()
-            waited = now - clock.begun
-            step = f"step {clock.steps}" if clock.steps else f"no step yet for {waited:.0f} s"
-            self._progress.show(f"{candidate.name}: {step}")
-            if clock.steps >= LEAST:
-                is_long = now - clock.begun - clock.start > seconds
-                if is_long or status is not None or clock.steps >= MOST or now > self.deadline:
-                    return ""
-            if status == 0:
-                return f"ended after {count(clock.steps, 'step')}, {LEAST} are needed"
-            if status is not None:
+            # A process that has left the group of an earlier run may still write its lines.
+            lines = self._journal.new_lines()
+            told.read([line for line in lines if line.get("run") == self._journal.runs])
+            steps = len(told.times)
+            if steps >= STEPS and status is None:
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(LAST_SECONDS)
+            if status:
                 by = f"status {status}" if status > 0 else signal.Signals(-status).name
-                after = f"after {count(clock.steps, 'step')}"
-                return f"failed: {by} {after if clock.steps else 'before its first step'}"
-            if now > self.deadline:
-                return f"{TIME_OVER} before step {LEAST}" if clock.steps else f"{TIME_OVER}: {step}"
-            # Without ours the clock sees no step, so the first run shows that the program has it.
-            if not clock.steps and round == 0:
-                observer.check(str(clock.path))
-            allowed = self.patience if clock.steps else self.start_patience
-            if now - clock.newest > allowed:
-                after = f"after step {clock.steps}" if clock.steps else "at all"
-                return f"hung: no step {after} for {duration(allowed, 4)}, killed"
-            time.sleep(0.1)
+                return f"failed: {by} after {count(steps, 'step')}"
+            if steps >= STEPS:
+                return ""
+            if status == 0:
+                return f"ended after {count(steps, 'step')}, {STEPS} are needed"
+            if self.is_over:
+                return None
+            waits = f"step {steps}" if steps else f"no step yet ({inside.STAGES[told.stage]})"
+            self._show(f"{candidate.name}: {waits}")
+            allowed = self.patience if steps else self.start_patience
+            if time.monotonic() - told.newest > allowed:
+                return f"hung: no step after step {steps} for {duration(allowed)}, killed"
+            time.sleep(LOOK_SECONDS)
+
+
+def _killed_with_parent() -> Optional[Callable[[], None]]:
+    """Return a function for a new process, which Linux then kills with this one."""
+    if sys.platform != "linux":
+        return None
+    # The library is loaded here, because between fork and exec a process may load nothing.
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask_for_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        # This process may have ended in between.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask_for_signal
+
+
+def _end(process: Any) -> None:
+    """End the process group of a run: SIGTERM, and SIGKILL after five seconds."""
+    for ending in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(OSError):
+            os.killpg(process.pid, ending)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TERM_SECONDS)
+
+
+def reason_in(log: Path) -> str:
+    """Return the first error in a program's output, or its last own line."""
+    # A bar ends its lines with \r only, so that all of them would be one line without this.
+    lines = re.split(r"[\r\n]+", log.read_text(encoding="utf-8", errors="replace"))
+    lines = [_CONTROL.sub("", line).strip()[:_LONGEST_LINE] for line in lines]
+    lines = [line for line in lines if line and not _NOISE.match(line)]
+    error = next((line for line in lines if _ERROR.match(line)), "")
+    if error.startswith("EOFError"):
+        return "the program reads its standard input, which is closed here"
+    # "Graph execution error:" has its cause below it.
+    if error and not error.endswith(":"):
+        return error
+    return f"last line: {lines[-1] if lines else 'none'}"

@@ -1,0 +1,75 @@
+"""Graphs: what ops need, which ops write a variable, and all that is remembered of a graph.
+
+::
+
+    memory_of(graph) ─► what was built in it, and what hosts compare of it      in no collection
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Container, Dict, Iterable, List, Set, Tuple
+from weakref import WeakKeyDictionary
+
+# Each of these ops changes one variable, and has changed it when it ends.
+_WRITES = re.compile(
+    r"Assign|(Resource)?(Sparse)?Apply|(Resource)?StridedSliceAssign"
+    r"|(Resource)?Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)"
+)
+
+
+def sources(op: Any) -> List[Any]:
+    """Return the ops that an op needs, by data or control edges."""
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def needed_by(
+    ops: Iterable[Any],
+    without: Container[Any] = (),
+    sources_of: Callable[[Any], Iterable[Any]] = sources,
+) -> Set[Any]:
+    """Return ops and all that they need, but not those in ``without``, nor what these need."""
+    needed: Set[Any] = set()
+    waiting = list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op not in needed and op not in without:
+            needed.add(op)
+            waiting += sources_of(op)
+    return needed
+
+
+def writes(op_type: str) -> bool:
+    """Return whether ops of a type change a variable."""
+    return bool(_WRITES.match(op_type))
+
+
+# ---- the memory of a graph -----------------------------------------------------------------------
+
+
+class GraphMemory:
+    """What this package remembers of one graph.
+
+    It has names of ops and variables and not these themselves, which would keep the graph, and so
+    this memory, for ever. It is in no collection of the graph, because TensorFlow exports those.
+    """
+
+    def __init__(self) -> None:
+        self.all_reduces: List[Any] = []  # AllReduces, in building order
+        self.shared_lines: List[str] = []  # about what is built for all hosts, which they compare
+        # The names of the two tensors by which hosts compare a variable, by its own name.
+        self.compared: Dict[str, Tuple[str, str]] = {}
+
+
+_memories: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def memory_of(graph: Any) -> GraphMemory:
+    """Return the memory of a graph, which is the same at each call."""
+    memory: GraphMemory = _memories.setdefault(graph, GraphMemory())
+    return memory
+
+
+def graphs_with_all_reduces() -> List[Any]:
+    """Return the graphs, also of functions, in which all-reduces were built."""
+    return [graph for graph, memory in _memories.items() if memory.all_reduces]

@@ -1,0 +1,154 @@
+"""What rows say: which all-reduce to use, and how certain that is."""
+
+import json
+
+import pytest
+
+from hier_allreduce_tools.tune.journal import CURRENT, Built, Candidate, Run
+from hier_allreduce_tools.tune.report import as_json, report, verdict
+
+BASELINE = "NcclAllReduce"
+NAMES = {"now": CURRENT, "baseline": BASELINE}
+QUIET = [100, 100, 100, 101, 99, 100, 100, 100, 100]
+BUSY = [100, 140, 100, 180, 120, 150, 130, 110, 100]
+
+
+def run_of(candidate, round, step, fault=""):
+    return Run(round, candidate, step, 1.0, 0.5, 3, fault, Built(1 << 20, "keras", "", 8))
+
+
+def runs_of(name, milliseconds):
+    """Return runs with these steps in rounds 1, 2, …; None is a round without this candidate."""
+    is_baseline = name == "baseline"
+    candidate = Candidate(NAMES.get(name, name), BASELINE if is_baseline else "", {}, is_baseline)
+    if milliseconds == "hangs":
+        return [run_of(candidate, 1, 0.0, "hung: no step")]
+    return [
+        run_of(candidate, number, step * 1e-3)
+        for number, step in enumerate(milliseconds, 1)
+        if step is not None
+    ]
+
+
+def verdict_on(left_out=None, **milliseconds):
+    all_runs = [run for name, steps in milliseconds.items() for run in runs_of(name, steps)]
+    return verdict(all_runs, left_out or {})
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "sentences"),
+    [
+        (
+            {"now": QUIET, "flat": [90] * 9},
+            [
+                "use flat, and not the program as it is",
+                "flat takes 10% less time a step (-10.9% to -9.1%) than the program as it is",
+            ],
+        ),
+        (
+            {"now": QUIET, "baseline": [80] * 9, "flat": [90] * 9},
+            [
+                "use NcclAllReduce (as it was), and not the program as it is",
+                "NcclAllReduce (as it was) takes 20% less time a step",
+                "flat takes 10% less time a step",
+            ],
+        ),
+        (
+            {"now": QUIET, "baseline": [120] * 9},
+            [
+                "keep the program as it is: no other one is certainly faster",
+                "NcclAllReduce (as it was) takes 20% more time a step (+18.8% to +21.2%) than the",
+            ],
+        ),
+        (
+            {"now": QUIET, "flat": [99.8] * 9},
+            [
+                "keep the program as it is: no other one is certainly faster",
+                "flat: no difference is certain (-1.2% to +0.8% time a step)",
+            ],
+        ),
+        # other programs slow both runs of a pair
+        (
+            {"now": BUSY, "flat": [0.9 * step for step in BUSY]},
+            ["use flat, and not", "flat takes 10% less time a step"],
+        ),
+        (
+            {"now": [100] * 5, "flat": [50] * 5},
+            [
+                "keep the program as it is: nothing is certain with fewer than 8 pairs of runs",
+                "flat takes 50% less time a step than the program as it is, roughly: by 5 pairs of",
+            ],
+        ),
+        (
+            {"now": [100], "flat": [None, 50]},
+            ["keep the program as it is: nothing is certain", "flat has no run in a round of the"],
+        ),
+        (
+            {"now": "hangs", "baseline": [10] * 9, "flat": [9] * 9},
+            ["use flat: the program as it is was not", "flat takes 10% less time a step"],
+        ),
+        (
+            {"now": "hangs", "baseline": [10] * 9, "flat": [12] * 9},
+            ["use NcclAllReduce (as it was): the program as it is was not", "flat takes 20% more"],
+        ),
+        ({"now": "hangs", "flat": [10]}, ["use flat: the program as it is was not measured"]),
+        ({"now": [100], "flat": "hangs"}, ["nothing to compare: only the program as it is was"]),
+        ({"now": "hangs"}, ["nothing was measured"]),
+        ({"now": "hangs", "flat": "hangs"}, ["the program hangs with each of these, so it is not"]),
+    ],
+)
+def test_what_is_certain_is_said(milliseconds, sentences):
+    found = verdict_on(**milliseconds)
+    assert len(found.sentences) == len(sentences)
+    for said, expected in zip(found.sentences, sentences):
+        assert expected in said
+    assert (found.best is not None) == sentences[0].startswith("use")
+    assert all(said in report(found) for said in found.sentences)
+
+
+def test_with_more_candidates_more_pairs_are_needed():
+    flat = [95, 96, 97, 96, 95, 99, 96, 95]
+    assert verdict_on(now=[100] * 8, flat=flat).best is not None
+    found = verdict_on(now=[100] * 8, flat=flat, tree=[100] * 8)
+    assert found.best is None and found.missing_pairs == 1
+    assert "0.960 (rough)" in report(found)
+
+
+def test_the_first_run_of_all_counts_if_there_is_no_other():
+    first = run_of(Candidate(), 0, 0.5)
+    (row,) = verdict([first], {}).rows
+    assert row.step == pytest.approx(0.5)
+    both = [first, *runs_of("now", QUIET), *runs_of("flat", QUIET)]
+    slow, _ = verdict(both, {}).rows
+    assert slow.step == pytest.approx(0.1) and len(slow.runs) == 9
+
+
+def test_the_table_has_faults_and_left_out_candidates():
+    found = verdict_on({"x": "no time"}, now=QUIET, flat=[90] * 9, tree="hangs")
+    lines = report(found).splitlines()
+    assert lines[1].split() == ["the", "program", "as", "it", "is", "100", "(99–101)", "9"]
+    assert lines[2].split()[:2] == ["flat", "90"] and lines[2].endswith("9     ← use this")
+    assert lines[3].split() == ["tree", "hung:", "no", "step"]
+    assert lines[5].startswith("step: from one sum of 1.049 MB to the next, median")
+    assert "not measured: x: no time" in lines
+
+
+def test_a_candidate_that_hangs_once_is_not_measured():
+    hung = run_of(Candidate("flat"), 7, 0.0, "hung: no step")
+    runs = [run for name in ("now", "flat", "tree") for run in runs_of(name, QUIET)]
+    found = verdict([*runs, hung], {})
+    assert found.best is None and len(found.sentences) == 2
+    assert report(found).splitlines()[2].split() == ["flat", "hung:", "no", "step"]
+
+
+def test_json_has_the_same():
+    found = as_json(verdict_on({"auto": "no time"}, now=QUIET, flat=[90] * 9, baseline="hangs"))
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["best"], found["left_out"]) == ("flat", {"auto": "no time"})
+    now, flat, baseline = found["candidates"]
+    assert (now["candidate"], now["ratio"]) == (CURRENT, None)
+    assert flat["step"] == pytest.approx(0.09) and flat["runs"][2] == pytest.approx(0.09)
+    assert flat["ratio"]["middle"] == pytest.approx(0.9) and flat["ratio"]["pairs"] == 9
+    assert (baseline["step"], baseline["fault"]) == (None, "hung: no step")
+    rough = as_json(verdict_on(now=[1.0], flat=[2.0]))["candidates"][1]["ratio"]
+    assert json.loads(json.dumps(rough, allow_nan=False))["low"] is None
