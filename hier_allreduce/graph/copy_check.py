@@ -19,7 +19,7 @@ from ..cluster.session import fetched_ops
 from ..compat import forget_colocation, tf1
 from ..errors import HierAllreduceError
 from ..formatting import count
-from ..needs import needed_by
+from ..graphs import needed_by
 from ..planning.plan import copies
 from .names import where
 from .record import AllReduce, SentTensor, all_reduces
@@ -34,6 +34,11 @@ _ADVICE = (
 class CopyCheck:
     """The fingerprints of what one step sends, from :func:`copy_check`, and their comparison.
 
+    ::
+
+        _, bits = session.run([train_op, check.fingerprints])
+        check.compare(bits, step)
+
     Attributes:
         fingerprints: tensors of K int64, one for each tensor that the step sends; fetch them
             together with the step.
@@ -45,22 +50,24 @@ class CopyCheck:
         ops = _Fingerprints()
         self.fingerprints = [ops.of(built, tensor) for built, tensor in sent]
 
-    def compare(self, fingerprints: Sequence[Any], step: int, session: Any = None) -> None:
+    def compare(self, fingerprints: Any, step: int, session: Any = None) -> None:
         """Compare the values that a step gave for :attr:`fingerprints`.
 
         Args:
             fingerprints: the values.
             step: the number of the step, for the error.
-            session: that of a cluster of several hosts, which all call this in the same steps.
+            session: the session. With it hosts are compared, too, if the step has sums over them;
+                all of them have to call this in the same steps.
 
         Raises:
             HierAllreduceError: a copy has other bits than its source, or hosts have other sums of
                 one chunk. The message names the step, the chunk, its variables, and the towers.
         """
-        tables = [np.array(fingerprints)]  # M×K of each host
-        if session is not None:
-            shape = tables[0].shape
-            tables = [line.reshape(shape) for line in session.table(tables[0].ravel())]
+        own = np.concatenate(list(map(np.array, fingerprints)))
+        has_hosts = any(built.hosts > 1 for built, _ in self._sent)
+        of_hosts = session.table(own) if session is not None and has_hosts else [own]
+        ends = np.cumsum([len(built.devices) for built, _ in self._sent])[:-1]
+        tables = [np.split(line, ends) for line in of_hosts]  # M × K of each host
         faults = list(self._faults(tables))
         if faults:
             more = f", and {count(len(faults) - 1, 'more difference')}" if faults[1:] else ""
@@ -76,10 +83,10 @@ class CopyCheck:
             chunk = f"{built.scope}{sent}"
             for host, bits in enumerate(of_hosts):
                 on_host = f" on host {host}" if tables[1:] else ""
-                for copy in copies(sent.schedule):
-                    if bits[copy.src] != bits[copy.dst]:
-                        src, dst = (where(tower, built.devices) for tower in copy)
-                        yield f"the copy from {src} to {dst}{on_host} has other bits: {chunk}"
+                moves = copies(sent.schedule)
+                for src, dst in (move for move in moves if bits[move.src] != bits[move.dst]):
+                    link = f"{where(src, built.devices)} to {where(dst, built.devices)}{on_host}"
+                    yield f"the copy from {link} has other bits: {chunk}"
                 if built.hosts > 1 and bits[sent.root] != of_hosts[0][sent.root]:
                     yield f"hosts 0 and {host} have other bits of one sum: {chunk}"
 
@@ -91,12 +98,12 @@ def copy_check(fetches: Any = None) -> CopyCheck:
 
         check = hier_allreduce.copy_check(train_op)               # once, while the graph is built
         _, bits = session.run([train_op, check.fingerprints])     # now and then
-        check.compare(bits, step)
+        check.compare(bits, step)                                 # an error, if some differ
 
     The fingerprints are those of this very step, because they are fetched with it. A step that does
     not fetch them executes what it would without them. Equal bits are equal, also where they are no
-    finite numbers. The hooks of :class:`TowerOptimizer` and tensorpack's trainer do this by
-    themselves. An all-reduce inside a ``tf.cond`` or a loop is left out.
+    finite numbers. :meth:`TowerOptimizer.hook` and tensorpack's trainer do this by themselves. An
+    all-reduce inside a ``tf.cond`` or a loop is left out.
 
     Args:
         fetches: what the step runs; None for all that was built in the current graph, such as that

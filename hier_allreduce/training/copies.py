@@ -6,10 +6,10 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, Tuple
 
-from ..cluster.session import ClusterSession, fetched_ops
+from ..cluster.session import fetched_ops
 from ..compat import outside_control_flow, tf1
 from ..graph.copy_check import CopyCheck, sent_by
-from ..needs import needed_by
+from ..graphs import needed_by
 from .options import Options
 from .replicas import is_step_to_compare
 
@@ -47,10 +47,8 @@ class CopyCheckHook(tf1.train.SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         if run_values.results:
             train_ops = self._train_ops_in(run_context)
-            session = run_context.session
-            # Sessions of one host have no others to compare with.
-            hosts = session if isinstance(session, ClusterSession) else None
-            self._check_of(train_ops).compare(run_values.results, self._steps[train_ops], hosts)
+            step = self._steps[train_ops]
+            self._check_of(train_ops).compare(run_values.results, step, run_context.session)
 
     def _train_ops_in(self, run_context: Any) -> TrainOps:
         graph = run_context.session.graph

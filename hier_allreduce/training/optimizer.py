@@ -110,7 +110,8 @@ class TowerOptimizer:
                 only at the start.
             check_replicas_every: the number of steps between the hook's comparisons of the towers;
                 0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of the hook is a call
-                of the session's ``run``.
+                of the session's ``run``. In as many steps of a train op its copies are compared, as
+                :func:`hier_allreduce.copy_check` does.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
@@ -267,7 +268,8 @@ class TowerOptimizer:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
 
         It ends the training with a ``HierAllreduceError`` if towers differ, which names the
-        variables and the step. With a cluster of several hosts it also compares these, and raises a
+        variables and the step, or if a copy has other bits than its source, which names the link.
+        With a cluster of several hosts it also compares these, and raises a
         ``ClusterError`` if they differ, or for a session that is not the cluster's.
         """
         return _Hook(self)

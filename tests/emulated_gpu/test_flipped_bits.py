@@ -4,11 +4,11 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from emulated_gpu import plugin
 from helpers.graphs import (
     ALGORITHMS,
     chain,
+    config,
     consumed_in_place,
     gpus_or_cpus,
     held,
@@ -22,10 +22,12 @@ from helpers.real_gpus import ARE_EMULATED
 from hier_allreduce import (
     HierAllreduceError,
     Strategy,
+    TowerOptimizer,
     all_reduces,
     allreduce_grads,
     copy_check,
 )
+from hier_allreduce.planning.plan import copies
 
 pytestmark = pytest.mark.skipif(not ARE_EMULATED, reason="needs emulated GPUs")
 NAMED = re.compile(
@@ -62,14 +64,39 @@ def test_a_flipped_bit_is_named(graph, towers, algorithm, wire):
         step = [consumers, check.fingerprints]
         for number in range(1, 4):  # it also takes memory that later steps take again
             check.compare(running.run(step)[1], step=number)
-        link = built.tensors[0].schedule[-1]
+        link = copies(built.tensors[0].schedule)[-1]
         for number in range(1, len(built.tensors) + 1):
-            plugin.set_flip(*link, number)
+            plugin.set_flip(link.src, link.dst, number)
             bits = running.run(step)[1]
             plugin.set_flip(0, 0, 0)
             with pytest.raises(HierAllreduceError, match="3 checked steps before had") as raised:
                 check.compare(bits, step=7)
-            *towers_named, chunk = NAMED.search(str(raised.value)).groups()
-            assert list(map(int, towers_named)) == [*link]
+            (named,) = NAMED.findall(str(raised.value))
+            *towers_named, chunk = named
+            assert towers_named == [str(link.src), str(link.dst)]
             assert chunk in [tensor.name for tensor in built.tensors]
         check.compare(running.run(step)[1], step=8)
+
+
+def rows_of_one_variable(optimizer, devices):
+    def row(tower):
+        with tf1.variable_scope(f"tower{tower}", use_resource=True):
+            w = tf1.get_variable("w", [50], initializer=tf1.zeros_initializer())
+        return optimizer.compute_gradients(w * held(np.float32(tower)), [w])
+
+    return on_towers(devices, row)
+
+
+@pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
+def test_the_hook_ends_a_training_with_the_step(graph, update):
+    devices = gpus_or_cpus(2)
+    plain = tf1.train.GradientDescentOptimizer(0.1)
+    optimizer = TowerOptimizer(plain, devices, update=update, strategy=Strategy("flat", main=0))
+    step = optimizer.apply_gradients(rows_of_one_variable(optimizer, devices))
+    creator = tf1.train.ChiefSessionCreator(config=config())
+    with tf1.train.MonitoredSession(creator, hooks=[optimizer.hook()]) as running:
+        for _ in range(3):
+            running.run(step)
+        plugin.set_flip(0, 1, 1)
+        with pytest.raises(HierAllreduceError, match=r"^step 4: the copy from tower 0 .*; 2 ch"):
+            running.run(step)
