@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from typing import (
     Any,
     Callable,
@@ -102,6 +103,12 @@ def devices_of_eager_calls() -> List[str]:
         return []
     config = tf.config if hasattr(tf.config, "list_logical_devices") else tf.config.experimental
     return [str(device.name) for device in config.list_logical_devices()]
+
+
+def is_auto_clustered() -> bool:
+    """Return whether XLA compiles parts of all graphs, as a program or its environment says."""
+    get_jit = getattr(tf.config.optimizer, "get_jit", lambda: "")
+    return "auto_jit" in os.environ.get("TF_XLA_FLAGS", "") or bool(get_jit())
 
 
 def is_of_function(graph: Any) -> bool:

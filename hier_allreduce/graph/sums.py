@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..compat import DTYPES_WITHOUT_ADD, tf1
+from ..compat import DTYPES_WITHOUT_ADD, is_auto_clustered, tf1
 from ..planning.plan import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
 from .layout import Layout
@@ -21,6 +21,8 @@ class Context:
         self.devices = layout.devices
         self.contributions = len(layout.devices) * layout.hosts  # the gradients in each sum
         self.on_cpu = all_on_cpu(layout.devices)
+        # XLA puts a hidden constant into one cluster with ops of other devices, and then fails.
+        self.can_hide = not tf.executing_eagerly() and not is_auto_clustered()
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
     def constant(
@@ -35,7 +37,7 @@ class Context:
         if key not in self._constants:
             with tf1.device(self.devices[tower]):
                 constant = tf.constant(integers, tf.int32)
-                if is_hidden and not tf.executing_eagerly():
+                if is_hidden and self.can_hide:
                     constant = tf1.placeholder_with_default(constant, constant.shape, "hidden")
             self._constants[key] = constant
         return self._constants[key]
@@ -88,7 +90,7 @@ class Sum(ChunkOps[Any]):
         """
         shape = terms[0].shape
         are_known = all(term.shape.is_fully_defined() for term in terms)
-        if are_known and len(terms) > 2 and self.context.on_cpu and not tf.executing_eagerly():
+        if are_known and len(terms) > 2 and self.context.on_cpu and self.context.can_hide:
             # Grappler's memory optimizer replaces an add_n of more than two inputs, one of which is
             # made on the same device, by one pass over memory for each input. On CPU devices this
             # takes twice the time. It does so only where it knows the shape of the inputs, and so a

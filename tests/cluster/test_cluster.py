@@ -191,7 +191,7 @@ def test_one_host_has_no_server_and_no_collective(graph):
     cluster.broadcast([])
     with cluster.session() as alone:
         assert type(alone) is tf1.Session
-        assert alone.run(rows) == [(3.0,), (3.0,)]
+        assert alone.run(rows) == [[3.0], [3.0]]
         cluster.check_weights(alone)
         with pytest.raises(
             ClusterError, match=r"a Session does not know the other hosts, .* cluster\.session\(\)"
