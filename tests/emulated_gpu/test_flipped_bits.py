@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from emulated_gpu import plugin
+from helpers.clusters import job
 from helpers.graphs import (
     ALGORITHMS,
     chain,
@@ -100,3 +101,10 @@ def test_the_hook_ends_a_training_with_the_step(graph, update):
         plugin.set_flip(0, 1, 1)
         with pytest.raises(HierAllreduceError, match=r"^step 4: the copy from tower 0 .*; 2 ch"):
             running.run(step)
+
+
+def test_all_hosts_name_the_link_of_one():
+    with job("train", hosts=2, each={1: {"flip_at": 3}}) as hosts:
+        for host in hosts:
+            told = r"step 4: the copy from tower 0 .* to tower 1 .* on host 1 has other bits"
+            assert re.search(told, host.error())

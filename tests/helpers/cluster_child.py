@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from emulated_gpu import plugin
 
 import hier_allreduce
 from helpers import real_gpus  # noqa: F401  before this program or its children start devices
@@ -201,6 +202,8 @@ def train(cluster, options, reach):
             hooks = [] if options.get("without_hook") else [hook]
             losses = []
             for step in range(options.get("first", 0), options.get("steps", 6)):
+                if step == options.get("flip_at"):
+                    plugin.set_flip(0, 1, 1)
                 more = [hook.before_run(context) or tf1.train.SessionRunArgs([]) for hook in hooks]
                 fetches = [*asked.fetches, *(added.fetches for added in more)]
                 loss_now, _, *results = session.run(fetches, {number: step})
