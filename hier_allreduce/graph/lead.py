@@ -84,7 +84,7 @@ def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
         return not any(op._get_control_flow_context() for op in graph.get_operations())
     # An update may overwrite a reference variable before an op that waits has read it.
     has_references = any(op.type in REFERENCE_VARIABLES for op in needed_by(_ends_of(columns)))
-    return not has_references and not _may_have_session(graph)
+    return not has_references and not may_have_session(graph)
 
 
 def limit_lead(
@@ -138,7 +138,7 @@ def limit_lead(
     return edges, count(len(edges), "control edge")
 
 
-def _may_have_session(graph: Any) -> bool:
+def may_have_session(graph: Any) -> bool:
     """Return whether a session may have seen the ops of a graph, which does not list sessions.
 
     TensorFlow logs a warning for an edge that the session has not seen, and runs without it.

@@ -10,8 +10,8 @@ from ..cluster.session import fetched_ops
 from ..compat import outside_control_flow, tf1
 from ..graph.copy_check import CopyCheck, sent_by
 from ..graphs import needed_by
+from .equality import is_step_to_compare
 from .options import Options
-from .replicas import is_step_to_compare
 
 TrainOps = Tuple[Any, ...]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
@@ -22,27 +21,23 @@ from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy
-from .attributes import unchanged
 from .copies import CopyCheckHook
+from .equality import Drift, PeriodicComparison, broadcast, comparison
 from .options import Transform, checked_options
 from .replicas import (
-    Drift,
-    PeriodicComparison,
-    broadcast,
+    WITHOUT_COPIES,
+    Belongings,
+    belongings,
     columns_elsewhere,
-    comparison,
+    columns_of,
     distinct,
-    of_model_and_own,
-    replicas_by_name,
+    names_of,
 )
-from .towers import Pairs, ReplicatedVariables, Towers
+from .towers import Column, Pairs, Towers
 from .update import check_optimizer, update_towers
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
-
-# A variable that init_op writes is in no collection, so that nothing else initializes or saves it.
-_STARTED = "hier_allreduce_started"
 
 
 class TowerOptimizer:
@@ -85,6 +80,7 @@ class TowerOptimizer:
         broadcast_every: int = 0,
         check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
+        scopes: Optional[Sequence[str]] = None,
     ):
         """The constructor checks the options, and adds no ops.
 
@@ -116,6 +112,9 @@ class TowerOptimizer:
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
+            scopes: the K towers' scopes, such as ``["tower0", "tower1"]``; "" for none. Two
+                variables are copies if their names differ by these only. By default the scopes are
+                the levels in which the names of the trained variables differ.
 
         Raises:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
@@ -126,26 +125,23 @@ class TowerOptimizer:
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
+        self.devices = device_strings(devices)
+        if scopes is not None and len(scopes) != len(self.devices):
+            raise HierAllreduceError(f"scopes={scopes!r}: expected {len(self.devices)} names")
         self._options = checked_options(
-            average, strategy, update, transform, broadcast_every, check_replicas_every, cluster
+            *(average, strategy, update, transform, broadcast_every, check_replicas_every),
+            *(cluster, scopes),
         )
         check_optimizer(optimizer)
-        self.devices = device_strings(devices)
         self._optimizer = optimizer
         self._graph: Any = None
-        self._updated: ReplicatedVariables = []  # in this graph
+        self._updated: List[Column] = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the replicas that existed when they were built
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
-        """Return one tower's N (gradient, variable) pairs, which the optimizer computes.
-
-        Raises:
-            HierAllreduceError: there are several towers, and the optimizer keeps something of one,
-                such as its loss or the norms of its gradients, for the update of all.
-        """
-        with unchanged(self._optimizer, len(self.devices) * self._options.hosts):
-            return list(self._optimizer.compute_gradients(*args, **kwargs))
+        """Return one tower's N (gradient, variable) pairs, which the optimizer computes."""
+        return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     @without_autograph
     def apply_gradients(
@@ -170,9 +166,11 @@ class TowerOptimizer:
             HierAllreduceError: an invalid global step or name, or an argument that the optimizer
                 does not have; or the rows, or their variables and gradients, do not match the
                 devices or each other; or the optimizer has state of an earlier update that this
-                one cannot use; or an optimizer that is called once, on tower 0, uses a variable of
-                another tower; or the transform does not return N gradients, or writes a variable
-                and is called for each tower; or there is no graph to build in.
+                one cannot use; or the update uses what the gradients of some towers only need, or
+                writes what they only read and has no copy; or an optimizer that is called once, on
+                tower 0, uses a variable of another tower; or the transform does not return N
+                gradients, or has state and is called for each tower; or there is no graph to build
+                in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
@@ -199,16 +197,15 @@ class TowerOptimizer:
         self._check_arguments(given)
         # Replicas are those of one graph, because each graph has its own variables.
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
-        earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
+        earlier = self._updated if graph is self._graph else []
         towers = Towers(tower_grads_and_vars, self.devices, self._options)
         name = name or "train_op"
-        check = functools.partial(_assert_started, self.devices)
-        op, replicas = update_towers(self._optimizer, towers, given, earlier, name, check)
+        op, columns = update_towers(self._optimizer, towers, given, earlier, name)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
-        # Several calls may update one variable, whose replicas count once.
-        self._updated = distinct([[*before, *new] for before, new in zip(earlier, replicas)])
+        # Several calls may update one variable, whose copies count once.
+        self._updated = distinct([*earlier, *columns])
         return op
 
     def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
@@ -227,23 +224,26 @@ class TowerOptimizer:
     def init_op(self) -> Any:
         """Copies tower 0's variables to the other towers; no step trains before it has run.
 
-        Run it once the variables have their values, in each session, and whenever the towers are to
-        be equal again. It copies trained variables and all that is named after them, such as slots
-        and moving averages; variables in the collections ``TRAINABLE_VARIABLES``,
-        ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``; and batch normalization's
-        ``moving_mean`` and ``moving_variance``. All others in a tower's scope are left alone, and
-        the log names them: they may be the tower's share of the data, or the state of its recurrent
-        layers.
+        Run it once the variables have their values, in each session, and again after a restore, an
+        initializer, or a step that failed: until then the next step ends with a ``NotFoundError``
+        that names ``init_op``, and trains nothing. It copies what updates write; variables in the
+        collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``;
+        and averages of layers (``moving_mean``, ``moving_variance``, ``ExponentialMovingAverage``).
+        What the program computes anew is each tower's own. What gradients only read has to be equal
+        when this runs; else it ends with an error that lists it.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called; or a variable of the model has
-                another dtype or shape than its copy on tower 0; or this would add ops to a
-                finalized graph.
+                another dtype or shape than its copy on tower 0, or no known copy; or this would add
+                ops to a finalized graph.
         """
-        known = self._known()
-        with self._graph.as_default():
-            of_model, _ = of_model_and_own(known, self.devices)
-        return self._op(_start, of_model)
+        found = self._belongings()
+        if found.alone:
+            raise HierAllreduceError(
+                f"{found.alone[0]!r} belongs to the model, and some towers' gradients read it, but"
+                f" not all; {WITHOUT_COPIES}"
+            )
+        return self._op(broadcast, found.model, found.unsaid)
 
     def check_replicas(self, session: Any) -> Drift:
         """Compare this host's towers to the bit: the variables that updates write.
@@ -256,21 +256,16 @@ class TowerOptimizer:
         """
         drift: Drift = self._op(comparison, self._known())(session)
         # What is not compared is named, because the user may count on it.
-        with self._graph.as_default():
-            of_model, own = of_model_and_own(self._updated, self.devices)
-            elsewhere = columns_elsewhere(self.devices)
-        ids = set(map(id, chain(*of_model, *elsewhere)))
-        trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-        alone = tuple(var.op.name for var in trainable if id(var) not in ids)
-        return drift._replace(alone=alone, own=own)
+        own = tuple(column[0].op.name for column in self._belongings().own)
+        return drift._replace(own=own)
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
 
         It ends the training with a ``HierAllreduceError`` if towers differ, which names the
         variables and the step, or if a copy has other bits than its source, which names the link.
-        With a cluster of several hosts it also compares these, and raises a
-        ``ClusterError`` if they differ, or for a session that is not the cluster's.
+        With a cluster of several hosts it also compares these, and raises a ``ClusterError`` if
+        they differ, or for a session that is not the cluster's.
         """
         return _Hook(self)
 
@@ -289,8 +284,10 @@ class TowerOptimizer:
         with self._graph.as_default():
             # Other towers' variables start anew in each session, because a checkpoint lacks them.
             # Those of another optimizer's towers do, too, because one scaffold is for all.
-            here = zip(*replicas_by_name(known, self.devices))
-            columns = [*here, *columns_elsewhere(self.devices)]
+            columns = [
+                *columns_of(known, self.devices, self._options.scopes),
+                *columns_elsewhere(self.devices),
+            ]
             on_others = list(chain(*(column[1:] for column in columns)))
             copied = set(map(id, on_others))
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
@@ -306,19 +303,24 @@ class TowerOptimizer:
             options["local_init_op"] = tf.group(local, tf1.variables_initializer(on_others))
             return tf1.train.Scaffold(**options)
 
-    def _known(self) -> ReplicatedVariables:
-        """Return the replicas that updates write; there are some once ``apply_gradients`` ran."""
-        if not any(self._updated):
+    def _known(self) -> List[Column]:
+        """Return the columns that updates write; there are some once ``apply_gradients`` ran."""
+        if not self._updated:
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known"
                 " only afterwards"
             )
         return self._updated
 
-    def _op(self, build: Any, replicas: ReplicatedVariables) -> Any:
-        """Return what ``build`` makes of replicas; it is built once."""
+    def _belongings(self) -> Belongings:
+        known = self._known()
+        with self._graph.as_default():
+            return belongings(known, self.devices, self._options.scopes)
+
+    def _op(self, build: Any, *columns: Sequence[Column]) -> Any:
+        """Return what ``build`` makes of columns; it is built once."""
         # The names are in the key, because variables may be created after the op was built.
-        key = build, tuple(var.op.name for var in replicas[0])
+        key = build, tuple(tuple(names_of(some)) for some in columns)
         if key not in self._ops:
             if self._graph.finalized:
                 raise HierAllreduceError(
@@ -327,39 +329,8 @@ class TowerOptimizer:
                     " variables exist, or use TowerOptimizer.hook()"
                 )
             with self._graph.as_default(), outside_control_flow():
-                self._ops[key] = build(replicas, self.devices)
+                self._ops[key] = build(columns[0], self.devices, *columns[1:])
         return self._ops[key]
-
-
-# ---- a step trains only once init_op has run -----------------------------------------------------
-
-
-def _start(replicas: ReplicatedVariables, devices: Sequence[Any]) -> Any:
-    """Return the op that copies tower 0's variables, and notes that it has run."""
-    # The note comes after the copies, so that no step trains in between.
-    with tf.control_dependencies([broadcast(replicas, devices)]), tf1.device("/cpu:0"):
-        return tf.raw_ops.AssignVariableOp(resource=_started(devices), value=tf.constant(True))
-
-
-def _assert_started(devices: Sequence[Any]) -> Any:
-    if len(devices) == 1:
-        return tf.no_op()
-    with tf1.device("/cpu:0"):
-        return tf.raw_ops.Assert(
-            name="hier_allreduce/towers_are_equal",
-            condition=tf.raw_ops.VarIsInitializedOp(resource=_started(devices)),
-            data=[
-                "hier_allreduce: the towers have not been made equal in this session. Run the"
-                " init_op of the TowerOptimizer after the variables' initializers, or after a"
-                " restore; or use TowerOptimizer.hook()"
-            ],
-        )
-
-
-def _started(devices: Sequence[Any]) -> Any:
-    # There is one for each list of devices, because init_op copies the variables of one list.
-    name = f"{_STARTED}_on_{','.join(map(str, devices))}"
-    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=name)
 
 
 class _Hook(CopyCheckHook):

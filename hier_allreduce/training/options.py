@@ -29,6 +29,7 @@ class Options(NamedTuple):
         check_replicas_every: the steps between comparisons of the towers; 0: never; None: often at
             first.
         cluster: the hosts, if there are several.
+        scopes: the towers' scopes in names of variables; None: as the rows' names tell.
     """
 
     average: bool
@@ -38,6 +39,7 @@ class Options(NamedTuple):
     broadcast_every: int
     check_replicas_every: Optional[int]
     cluster: Optional[Cluster]
+    scopes: Optional[Sequence[str]] = None
 
     @property
     def hosts(self) -> int:
@@ -53,6 +55,7 @@ def checked_options(
     broadcast_every: Any,
     check_replicas_every: Any,
     cluster: Any,
+    scopes: Optional[Sequence[str]] = None,
 ) -> Options:
     """Return the options of a front end, with the strategy that a name or a file stands for.
 
@@ -78,5 +81,6 @@ def checked_options(
     check_cluster(cluster)
     strategy = strategy_from(strategy)
     return Options(
-        average, strategy, update, transform, int(broadcast_every), check_replicas_every, cluster
+        *(average, strategy, update, transform, int(broadcast_every), check_replicas_every),
+        *(cluster, scopes),
     )

@@ -14,23 +14,30 @@ comes when its own chunk is there.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, Iterable, List, Sequence, Set
+from collections import defaultdict
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from ..compat import add_control_edge, is_resource, tf1
-from ..graphs import needed_by
+from ..compat import add_control_edge, is_eager, is_resource, tensor_of, tf1
+from ..graphs import needed_by, writes
 
 # These take a handle without a read of its value.
 _WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", *_WITHOUT_VALUE)
 # A handle goes through these into the branches and loops of control flow 1.
-_PASS_ON = ("Switch", "Enter", "Identity")
-# Each of these ops changes one variable, and has changed it when it ends.
-_WRITES = (
-    *("Assign", "ResourceApply", "ResourceSparseApply"),
-    *("ResourceScatter", "ResourceStridedSlice"),
-)
+_PASS_ON = ("Switch", "Enter", "Identity", "RefSwitch", "RefEnter", "RefIdentity")
+# TensorFlow takes these apart before a step: an edge from one waits for the choice of its branch,
+# and not for what is in it.
+_TAKEN_APART = ("If", "StatelessIf", "Case", "StatelessCase")
+# What some tower's reads are made of, and nothing that is computed of its batch.
+WITHOUT_BATCH = (*_READS, *_PASS_ON, "VarHandleOp", "VariableV2", "Variable", "Const")
+_MAKE = ("VarHandleOp", "Placeholder", "VariableV2", "Variable")  # in a function: a placeholder
+# Of these stateful ops a second one changes nothing.
+_WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "PrintV2", "CheckNumerics", "CheckNumericsV2")
+
+
+Uses = Mapping[Any, Sequence[Any]]  # ops, by the op that makes the variable
 
 
 class Reads:
@@ -38,13 +45,8 @@ class Reads:
 
     def __init__(self, grads: Sequence[Sequence[Any]]):
         self._graph = tf1.get_default_graph()
-        ends: List[Any] = []
-        for grad in itertools.chain(*grads):
-            is_sparse = isinstance(grad, tf.IndexedSlices)
-            parts = (grad.values, grad.indices) if is_sparse else (grad,)
-            # The all-reduce names what is no tensor, because it knows the tower and the variable.
-            ends += [part.op for part in parts if isinstance(part, tf.Tensor)]
         # A gradient of an outer graph needs no edge, because a function's ops run after it.
+        ends = itertools.chain(*map(ops_of_gradients, grads))
         self._ends = [op for op in ends if op.graph is self._graph]
         self._needed = needed_by(self._ends)
 
@@ -55,14 +57,15 @@ class Reads:
         here = self._graph._get_control_flow_context()
         users = _users(_handle(self._graph, var))
         reads = [op for op in users if op in self._needed and op.type not in _WITHOUT_VALUE]
-        # The gradients stand for reads in a loop or branch, because no edge may lead out of it.
-        if any(op._get_control_flow_context() not in (None, here) for op in reads):
-            reads += self._ends
         may_lead_here = (None, here)
+        # The gradients stand for reads in a loop or branch, because no edge may lead out of it.
+        inside = (op._get_control_flow_context() not in may_lead_here for op in reads)
+        if any(inside) or any(op.type in _TAKEN_APART for op in reads):
+            reads += self._ends
         reads = [op for op in reads if op._get_control_flow_context() in may_lead_here]
         return list(dict.fromkeys(reads))
 
-    def hold_writes(self, variables: Iterable[Any], added: Set[Any]) -> None:
+    def hold_writes(self, variables: Iterable[Any], added: Set[Any], uses: Uses) -> None:
         """Let each of the ``added`` ops that may write one of ``variables`` wait for its reads."""
         here = self._graph._get_control_flow_context()
         for var in filter(is_resource, variables):
@@ -70,28 +73,28 @@ class Reads:
             outside = [op for op in reads if op._get_control_flow_context() is None]
             # Ops that take the handle wait, because each leads to all writes in what it enters.
             users = _handle(self._graph, var).consumers()
-            _wait([op for op in users if op in added and op.type not in _READS], outside)
+            wait([op for op in users if op in added and op.type not in _READS], outside)
             # Reads in the branch that is being built hold only the writes in the same branch.
             if here is not None:
                 inside = [op for op in reads if op not in outside]
-                writers = writers_of(var, added)
-                _wait([op for op in writers if op._get_control_flow_context() is here], inside)
+                writers = writers_of(var, uses)
+                wait([op for op in writers if op._get_control_flow_context() is here], inside)
 
-    def new_value(self, var: Any, device: Any, added: Set[Any], ends: Sequence[Any]) -> Any:
-        """Return the value of ``var`` once the ``added`` ops have written it.
+    def new_value(self, var: Any, device: Any, uses: Uses, ends: Sequence[Any]) -> Any:
+        """Return the value of ``var`` once an update has written it.
 
         Args:
             var: a resource variable.
             device: the one on which it is read.
-            added: the ops of an update.
+            uses: the ops of the update that use a variable.
             ends: what to wait for where a loop, a branch or a function may write the variable, so
                 that nobody can tell which of the ops is the last to do so.
         """
         here = self._graph._get_control_flow_context()
-        writers = writers_of(var, added)
+        writers = writers_of(var, uses)
         # The ends of the update come after all its writes, wherever these are.
         are_known = all(
-            op.type.startswith(_WRITES) and op._get_control_flow_context() is here for op in writers
+            writes(op.type) and op._get_control_flow_context() is here for op in writers
         )
         after = writers if writers and are_known else ends
         with tf.control_dependencies(after), tf1.device(device):
@@ -123,29 +126,98 @@ class Reads:
         return ops
 
 
-def _wait(ops: Iterable[Any], reads: Sequence[Any]) -> None:
+def wait(ops: Iterable[Any], before: Sequence[Any]) -> None:
+    """Let ``ops`` wait for those ``before`` them."""
     for op in ops:
-        for read in reads:
-            add_control_edge(read, op)
+        for earlier in before:
+            add_control_edge(earlier, op)
 
 
-def uses_of(var: Any, added: Set[Any]) -> List[Any]:
-    """Return those of ``added`` ops that take the handle of ``var``, also in loops and branches."""
-    if not is_resource(var):
-        return []
-    handle = _handle(tf1.get_default_graph(), var)
-    return [op for op in _users(handle) if op in added]
+def ops_of_gradients(grads: Iterable[Any]) -> List[Any]:
+    """Return the ops that compute a row of gradients."""
+    ops: List[Any] = []
+    for grad in grads:
+        is_sparse = isinstance(grad, tf.IndexedSlices)
+        parts = (grad.values, grad.indices) if is_sparse else (grad,)
+        # The all-reduce names what is no tensor, because it knows the tower and the variable.
+        ops += [part.op for part in parts if isinstance(part, tf.Tensor)]
+    return ops
 
 
-def writers_of(var: Any, added: Set[Any]) -> List[Any]:
-    """Return those of ``added`` ops that may write ``var``; a function counts as if it did."""
-    return [op for op in uses_of(var, added) if op.type not in _READS]
+# ---- who uses which variable ---------------------------------------------------------------------
 
 
-def writes_among(ops: Iterable[Any]) -> List[Any]:
-    """Return those of ``ops`` that write a variable, without initial values."""
-    initializers = {var.initializer for var in tf1.global_variables() + tf1.local_variables()}
-    return [op for op in ops if op.type.startswith(_WRITES) and op not in initializers]
+def outer_ops(graph: Any) -> Dict[Any, Any]:
+    """Return for each op by which a function takes a tensor of outside the op that makes it."""
+    found: Dict[Any, Any] = {}
+    while hasattr(graph, "captures"):
+        for outer, inner in graph.captures:
+            if not is_eager(outer):
+                found[inner.op] = outer.op
+        graph = graph.outer_graph
+    return found
+
+
+def uses_by_variable(ops: Iterable[Any]) -> Dict[Any, List[Any]]:
+    """Return those of ``ops`` that use a variable, by the op that makes its handle or reference."""
+    outside = outer_ops(tf1.get_default_graph())
+    uses: Dict[Any, List[Any]] = defaultdict(list)
+    for op in ops:
+        for tensor in op.inputs if op.type not in _PASS_ON else ():
+            if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
+                source = tensor.op
+                while source in outside or source.type in _PASS_ON:
+                    source = outside[source] if source in outside else source.inputs[0].op
+                uses[source].append(op)
+    return uses
+
+
+def writers_of(var: Any, uses: Uses) -> List[Any]:
+    """Return the ops that may write ``var``, of those that use it; a function counts as if."""
+    return [op for op in uses.get(tensor_of(var).op, ()) if may_write(op)]
+
+
+def may_write(op: Any) -> bool:
+    """Return whether an op that uses a variable may write it."""
+    takes_reference = any(tensor.dtype._is_ref_dtype for tensor in op.inputs)
+    return writes(op.type) if takes_reference else op.type not in _READS
+
+
+def is_computed(var: Any, uses: Uses) -> bool:
+    """Return whether the graph gives ``var`` values that it computes, beside the initial one."""
+    for op in writers_of(var, uses):
+        source = op.inputs[1].op if op.type.startswith("Assign") else op
+        while source.type in ("Identity", "Reshape", "Cast"):
+            source = source.inputs[0].op
+        # These values were computed elsewhere: a checkpoint's, or those of var.load().
+        elsewhere = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
+        if source.type not in elsewhere and op is not var.initializer:
+            return True
+    return False
+
+
+def first_uses(ops: Set[Any]) -> List[Any]:
+    """Return those of ``ops`` that take a variable where it is made, before any other use of it.
+
+    Reads count, too, because an update computes from its state.
+    """
+    # The initial value of a variable that the update creates must not wait for a step.
+    variables = tf1.global_variables() + tf1.local_variables()
+    initial = needed_by(var.initializer for var in variables if var.initializer is not None)
+    first = []
+    for op in ops - initial:
+        kinds = [tensor.dtype for tensor in op.inputs if tensor.op.type in _MAKE]
+        takes = any(kind == tf.resource or kind._is_ref_dtype for kind in kinds)
+        if takes and op.type not in _WITHOUT_VALUE:
+            first.append(op)
+    return first
+
+
+def states_among(ops: Iterable[Any]) -> List[str]:
+    """Return the names of ``ops`` of which a second one is another: writes, random numbers."""
+    initial = needed_by(var.initializer for var in tf1.global_variables() + tf1.local_variables())
+    stateful = (op for op in ops if op.op_def is not None and op.op_def.is_stateful)
+    return sorted(op.name for op in stateful if op.type not in _WITHOUT_STATE and op not in initial)
 
 
 def _users(handle: Any) -> List[Any]:

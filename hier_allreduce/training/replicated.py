@@ -7,15 +7,18 @@ TensorFlow's own optimizers are such. Of any other nobody can tell, so it runs `
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import tensorflow as tf
 
-from ..compat import outer_graph, tf1
+from ..compat import outer_graph, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
+from ..graphs import needed_by
 from ..planning.strategy import AUTO
-from .towers import ReplicatedVariables, Towers, check_slots, ops_of_update, warn_of_moved_updates
+from .replicas import hold_owners
+from .towers import Applied, Towers, added_ops
 
 _train = tf1.train
 # Each applies one kernel to a variable, its slots, its gradient and rates, in TensorFlow 1.15 too.
@@ -32,6 +35,11 @@ KNOWN = (
     _train.ProximalGradientDescentOptimizer,
     _train.ProximalAdagradOptimizer,
 )
+# The attributes in which these have their rates.
+_RATES = (
+    *("_learning_rate", "_lr", "_momentum", "_decay", "_rho", "_epsilon"),
+    *("_beta", "_beta1", "_beta2", "_global_step"),
+)
 # To these a gradient of rows and its dense one are the same: where that is 0, neither moves
 # anything, or both move the row alike. Others, such as Momentum and Ftrl, leave out unread rows.
 _ALIKE_ON_ROWS = (
@@ -46,13 +54,24 @@ def why_once(optimizer: Any, towers: Towers) -> str:
     optimizer_class = type(optimizer)
     if optimizer_class not in KNOWN:
         return f"{optimizer_class.__name__} is not one of TensorFlow's own optimizers"
-    # A method of the class that became an attribute of the object may do anything.
-    for attribute, value in vars(optimizer).items():
-        if callable(value) and hasattr(optimizer_class, attribute):
-            return f"{attribute} of this {optimizer_class.__name__} was replaced"
-    for _, var in towers.rows[0]:
-        if getattr(var, "constraint", None) is not None:
-            return f"{var.op.name!r} has a constraint"
+    # A method of the user's, in the object or in a class, may do anything.
+    theirs = [key for key, held in vars(optimizer).items() if callable(held)]
+    replaced = [key for key in theirs if hasattr(optimizer_class, key)]
+    for base in optimizer_class.__mro__[:-1]:
+        for key, method in vars(base).items():
+            is_function = inspect.isfunction(method)
+            if is_function and not method.__globals__["__name__"].startswith("tensorflow"):
+                replaced.append(key)
+    if replaced:
+        return f"{replaced[0]} of this {optimizer_class.__name__} was replaced"
+    for variables in towers.variables:
+        ids = list(map(id, variables))
+        for n, var in enumerate(variables):
+            if getattr(var, "constraint", None) is not None:
+                return f"{var.op.name!r} has a constraint"
+            # Nothing orders its two updates, so that towers would differ.
+            if ids.index(id(var)) != n:
+                return f"{var.op.name!r} is twice in its row"
     return ""
 
 
@@ -68,64 +87,51 @@ def with_rows(optimizer: Any, towers: Towers) -> Towers:
     return towers._replace(options=options._replace(strategy=strategy))
 
 
-def why_not_replicated(optimizer: Any, towers: Towers) -> str:
-    """Return why a ``KNOWN`` optimizer has to go on once; "" if it need not.
+def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
+    """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
 
     Raises:
         HierAllreduceError: it has powers of beta already, from an earlier update in this graph.
     """
-    graph = outer_graph()
-    if any(var.graph is graph for var in optimizer._non_slot_dict.values()):
+    variables = towers.variables
+    every = tuple(range(len(variables)))
+    hold_owners(optimizer, towers, dict.fromkeys(range(len(variables[0])), every))
+    if any(key[1] is outer_graph() for key in optimizer._non_slot_dict):
         raise HierAllreduceError(
             f"{type(optimizer).__name__}: an earlier apply_gradients has the same one, and each"
             " train op would advance its powers of beta, at no fixed time of the other's. Give each"
             " loss a TowerOptimizer with another optimizer, or add the losses up, or use"
             " update='once'"
         )
-    # An earlier update may have left slots where tower 0 alone has them: it goes on there.
-    for column in zip(*towers.variables):
-        for slot_name in optimizer.get_slot_names():
-            slots = [optimizer.get_slot(var, slot_name) for var in column]
-            if slots[0] is not None and None in slots:
-                return f"{column[0].op.name!r} has a slot on tower 0 only, of an earlier update"
-    return ""
-
-
-def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVariables]:
-    """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
-
-    Returns the op, and the replicas: the variables, and the state that belongs to them.
-    """
-    variables = towers.variables
-    # Slots are checked before the first op, so that an error leaves the graph as it was.
-    for tower, variables_there in enumerate(variables):
-        check_slots(optimizer, dict(enumerate(variables_there)), tower, towers.devices)
     reduced = towers.reduce()
-    reads = towers.reads(reduced)
-    # Rates that a callable or a variable gives are read once, because all towers need one value.
-    rates = {}
-    with tf1.device(towers.devices[0]):
-        for attribute, rate in vars(optimizer).items():
-            # Other attributes are the user's, because TensorFlow's own begin so.
-            is_rate = attribute.startswith("_")
-            if is_rate and (callable(rate) or isinstance(rate, tf.Variable)):
-                rates[attribute] = tf.convert_to_tensor(rate() if callable(rate) else rate)
-    ops: List[Any] = []
-    replicas: ReplicatedVariables = []
-    for tower, device in enumerate(towers.devices):
-        # Slots are shared by variable, but each tower has its own powers of beta.
-        own = _optimizer_of(tower, optimizer, rates, variables[tower])
-        with tf1.device(device), towers.scope(tower), ops_of_update() as added:
-            pairs = zip(reduced[tower], variables[tower])
-            ops.append(own.apply_gradients(list(pairs), name=f"apply_grad_{tower}"))
-        reads.hold_writes(variables[tower], added)
-        if not tower:
+    rates = _rates_of(optimizer)
+    ends: List[Any] = []
+    state: List[List[Any]] = []
+    with added_ops() as added:
+        for tower, device in enumerate(towers.devices):
+            # Slots are shared by variable, but each tower has its own powers of beta.
+            own = _optimizer_of(tower, optimizer, rates, variables[tower])
+            with tf1.device(device), towers.scope(tower), slots_in_any_scope():
+                pairs = list(zip(reduced[tower], variables[tower]))
+                ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}"))
+            state.append(_state_of(own, variables[tower]))
             # What the update prepared, such as the tensor of a rate, is read by summaries.
             prepared = {key: held for key, held in vars(own).items() if key not in rates}
-            vars(optimizer).update(prepared)
-            warn_of_moved_updates(optimizer, variables[tower], added)
-        replicas.append([*variables[tower], *_state_of(own, variables[tower])])
-    return tf.group(*ops), replicas
+            vars(optimizer).update(prepared if not tower else {})
+    return Applied(ends, added & needed_by(ends), reduced, list(zip(*state)))
+
+
+def _rates_of(optimizer: Any) -> Dict[str, Any]:
+    """Return the rates that are not numbers, each read once: all towers need one value."""
+    rates = {}
+    # A copy, because what TensorFlow gives of a reference variable is its memory.
+    with tf1.device("/cpu:0"):
+        for attribute in _RATES:
+            rate = getattr(optimizer, attribute, None)
+            rate = rate() if callable(rate) else rate
+            if isinstance(rate, (tf.Variable, tf.Tensor)):
+                rates[attribute] = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(rate))
+    return rates
 
 
 def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], variables: List[Any]) -> Any:
@@ -170,5 +176,5 @@ def _state_of(optimizer: Any, variables: List[Any]) -> List[Any]:
         slots = [optimizer.get_slot(var, slot_name) for var in variables]
         state += [slot for slot in slots if slot is not None]
     # A key has the graph too: an optimizer may have powers in several graphs.
-    powers = {key[0]: var for key, var in optimizer._non_slot_dict.items() if var.graph is graph}
+    powers = {key[0]: var for key, var in optimizer._non_slot_dict.items() if key[1] is graph}
     return state + [powers[power] for power in sorted(powers)]

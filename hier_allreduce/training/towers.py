@@ -19,7 +19,7 @@ from typing import (
 
 import tensorflow as tf
 
-from ..compat import has_gpu_kernel, slots_in_any_scope, tf1
+from ..compat import has_gpu_kernel, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import all_reduce, checked_layout, reduce, reduce_scatter
@@ -31,10 +31,30 @@ from ..graph.rows import grads_in, variables_in
 from ..graph.substitution import Call
 from ..planning.chunks import OwnedBytes
 from .options import Options
-from .reads import Reads, writers_of, writes_among
+from .reads import Reads, Uses, states_among, writers_of
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
-ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the replicas of one variable
+Column = Sequence[Any]  # the K replicas of one variable
+
+
+class Applied(NamedTuple):
+    """An optimizer's update of some towers' variables, before anything is copied.
+
+    Attributes:
+        ends: the last ops, or tensors.
+        added: all ops.
+        reduced: the rows of gradients that it got.
+        state: the columns of slots and powers of beta that it made.
+        roots: the tower that updates each variable, by its place in the row; all, if there is none.
+        copy: copies N values from these towers to all, K×N out.
+    """
+
+    ends: List[Any]
+    added: Set[Any]
+    reduced: Sequence[Sequence[Any]]
+    state: Sequence[Column] = ()
+    roots: Optional[Dict[int, int]] = None
+    copy: Optional[Callable[[List[Any]], Sequence[Sequence[Any]]]] = None
 
 
 class Towers(NamedTuple):
@@ -65,9 +85,14 @@ class Towers(NamedTuple):
         return list(map(grads_in, self.rows))
 
     @property
-    def variables(self) -> ReplicatedVariables:
+    def variables(self) -> List[List[Any]]:
         """K×N variables."""
         return list(map(variables_in, self.rows))
+
+    @property
+    def columns(self) -> List[Column]:
+        """N columns of K variables."""
+        return list(zip(*self.variables))
 
     def place(self, tower: int, n: int) -> str:
         """Return ``tower 3 (/gpu:3), variable 5 ('tower3/w')``, which begins an error message."""
@@ -111,13 +136,12 @@ class Towers(NamedTuple):
         with tf1.device(self.devices[tower]), tf1.name_scope("transform"), added_ops() as added:
             transformed = transform(list(reduced))
         # Where other towers than 0 have a call, too, its state would advance several times a step.
-        writes = writes_among(added) if tower else []
-        if writes:
-            first = min(op.name for op in writes)
+        states = states_among(added) if tower else []
+        if states:
             raise HierAllreduceError(
-                f"{where(tower, self.devices)}: transform writes a variable ({first!r}),"
-                " and is called for each tower; use update='once', with which it is called once, on"
-                " tower 0"
+                f"{where(tower, self.devices)}: transform is called for each tower, and"
+                f" {states[0]!r} in it has state, so that it would not do the same in each call;"
+                " use update='once', with which it is called once, on tower 0"
             )
         # An update takes gradients by their place, so each must still fit the variable there.
         grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
@@ -146,47 +170,10 @@ def added_ops() -> Iterator[Set[Any]]:
     added.update(graph.get_operations()[made_before:])
 
 
-@contextlib.contextmanager
-def ops_of_update() -> Iterator[Set[Any]]:
-    """Yield :func:`added_ops` of ``apply_gradients``, in which slots are allowed in any scope."""
-    with slots_in_any_scope(), added_ops() as added:
-        yield added
-
-
-# ---- checks that every update makes --------------------------------------------------------------
-
-
-def check_slots(
-    optimizer: Any, variable_by_n: Dict[int, Any], tower: int, devices: Sequence[Any]
-) -> None:
-    """Check that the slots which variables have are on the device that is to update these.
-
-    Args:
-        optimizer: the owner of the slots.
-        variable_by_n: variables by their place in the tower's row.
-        tower: the one that is to update them.
-        devices: K devices.
-    """
-    # Slots cannot move, because their values may be trained already.
-    if not hasattr(optimizer, "_slots"):
-        return  # a wrapper that does not call its base's constructor
-    for n, var in variable_by_n.items():
-        for slot_name in optimizer.get_slot_names():
-            slot = optimizer.get_slot(var, slot_name)
-            if slot is not None and slot.device != var.device:
-                raise HierAllreduceError(
-                    f"{where(tower, devices, n, var.op.name)}: this tower would update it, and an"
-                    f" earlier apply_gradients made its slots on {slot.device}; choose the same"
-                    " update= for both and, if it is 'sharded', Strategy(main=0); or give each loss"
-                    " a TowerOptimizer with another optimizer"
-                )
-
-
-def warn_of_moved_updates(optimizer: Any, variables: Sequence[Any], added: Set[Any]) -> None:
-    """Warn if the ``added`` ops update one of N variables in a way that its GPU does not have."""
-    optimizer_class = type(optimizer).__name__
+def warn_of_moved_updates(optimizer: str, variables: Sequence[Any], uses: Uses) -> None:
+    """Warn if an update writes one of N variables in a way that its GPU does not have."""
     for var in variables:
-        for op in writers_of(var, added):
+        for op in writers_of(var, uses):
             if not is_gpu(op.device) or has_gpu_kernel(op):
                 continue
             advice = "use another optimizer"
@@ -198,7 +185,7 @@ def warn_of_moved_updates(optimizer: Any, variables: Sequence[Any], added: Set[A
                 )
             # One variable is named, because the advice is the same for all of them.
             warn(
-                f"{optimizer_class}: TensorFlow has no GPU kernel of {op.type}, which updates"
+                f"{optimizer}: TensorFlow has no GPU kernel of {op.type}, which updates"
                 f" {var.op.name!r}. With allow_soft_placement=True it keeps the variable on the CPU"
                 f" and says nothing, else the session fails; {advice}"
             )

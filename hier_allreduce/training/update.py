@@ -1,31 +1,38 @@
-"""The update of K towers, for every front end: which of the three it is, and what it may get.
+"""The update of K towers, for every front end: which of the three it is, and how towers stay equal.
 
 ::
 
-    "replicated"    every tower updates its variables         TensorFlow's own optimizers
-    "sharded"       each variable is updated on its root      the same
-    "once"          tower 0 updates its variables             any optimizer
+    replicated   all_reduce ────────────────────────────► K × apply_gradients   every tower owns
+    sharded      reduce_scatter ─► apply_gradients ─► all_gather                a root owns each
+    once         reduce to 0 ────► apply_gradients ─► broadcast                 tower 0 owns all
 
-Numbers are those of one device with each of them. They differ in speed and memory.
+Afterwards, for all three: what the update's ops wrote, and other towers have a copy of, is copied
+to them: the step, averages, masks. Each write waits for the reads of its variable in this step.
+
+Numbers are those of one device with each of them. They differ in speed and memory. "once" takes any
+optimizer, the others TensorFlow's own.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import in_current_graph, is_resource, tensor_of, tf1
+from ..compat import forget_colocation, in_current_graph, is_resource, tensor_of, tf1
 from ..errors import HierAllreduceError
+from ..formatting import warn
+from ..graph import broadcast
 from ..graph.columns import fits, static_shape
 from ..graph.names import where
-from ..graph.record import log_once
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
-from .once import update_once
-from .replicas import note_replicas
-from .replicated import update_replicated, why_not_replicated, why_once, with_rows
-from .sharded import update_sharded
-from .towers import ReplicatedVariables, Towers
+from .equality import flags_of, watch
+from .owned import apply_once, apply_sharded
+from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, wait, writers_of
+from .replicas import columns_of, distinct, kept, names_of
+from .replicated import apply_replicated, why_once, with_rows
+from .sources import Sources
+from .towers import Applied, Column, Towers, added_ops, warn_of_moved_updates
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -37,7 +44,7 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Towers:
+def checked_towers(towers: Towers, earlier: Sequence[Column] = ()) -> Towers:
     """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
@@ -49,9 +56,9 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
     rows = checked_pairs(towers.rows, devices)
     towers = towers._replace(rows=rows)
     _check_graph(towers)
-    tower_by_id: Dict[int, int] = {}
+    tower_by_id: Dict[Any, int] = {}
     column_by_id: Dict[int, Any] = {}
-    for column in zip(*earlier):
+    for column in earlier:
         column_by_id.update({id(var): column for var in column})
     for tower, pairs in enumerate(rows):
         for n, (grad, var) in enumerate(pairs):
@@ -66,9 +73,10 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
                     " variable's dtype"
                 )
             # Each tower updates its variables, so that a shared one would be updated twice.
-            if tower_by_id.setdefault(id(var), tower) != tower:
+            same = _identity(var)
+            if tower_by_id.setdefault(same, tower) != tower:
                 fault = (
-                    f"the same variable is in the row of {where(tower_by_id[id(var)], devices)};"
+                    f"the same variable is in the row of {where(tower_by_id[same], devices)};"
                     f" give every tower a copy; {VAR_LIST_ADVICE}"
                 )
             # Replicas are known by their place, so that another order would mix up two variables.
@@ -82,6 +90,14 @@ def checked_towers(towers: Towers, earlier: Sequence[Sequence[Any]] = ()) -> Tow
             if fault:
                 raise HierAllreduceError(f"{towers.place(tower, n)}: {fault}")
     return towers
+
+
+def _identity(var: Any) -> Any:
+    """Return what is equal for two handles of one variable, as import_meta_graph makes them."""
+    op = tensor_of(var).op
+    if op.type != "VarHandleOp" or not op.get_attr("shared_name"):
+        return id(var)
+    return op.get_attr("shared_name"), op.get_attr("container"), op.device
 
 
 def _check_graph(towers: Towers) -> None:
@@ -103,87 +119,160 @@ def _check_graph(towers: Towers) -> None:
                 )
 
 
-def _check_no_references(towers: Towers) -> None:
-    """Raise a HierAllreduceError if a variable is a reference variable."""
-    for tower, variables in enumerate(towers.variables):
-        for n, var in enumerate(variables):
+def _check_no_references(columns: Sequence[Column], devices: Sequence[Any]) -> None:
+    """Raise a HierAllreduceError if a variable that is written is a reference variable."""
+    for column in columns:
+        for tower, var in enumerate(column):
             if not is_resource(var):
                 raise HierAllreduceError(
-                    f"{towers.place(tower, n)}: a reference variable, which an update may overwrite"
-                    " while a gradient still reads it; create it with use_resource=True, or call"
-                    " tf.compat.v1.enable_resource_variables() first"
+                    f"{where(tower, devices)} ({var.op.name!r}): a reference variable, which an"
+                    " update may overwrite while a gradient still reads it; create it with"
+                    " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
                 )
 
 
-def _chosen_update(optimizer: Any, towers: Towers) -> Tuple[str, str]:
-    """Return which of the three it is, and why it is once although another one is asked for."""
+def _chosen_update(optimizer: Any, towers: Towers) -> str:
+    """Return which of the three it is; a warning says why, if another one is asked for."""
     update = towers.options.update
     # One tower needs none but once, because it has nothing to keep equal.
     if update == "once" or len(towers.devices) == 1:
-        return "once", ""
+        return "once"
     reason = why_once(optimizer, towers)
-    if update == "replicated":
-        reason = reason or why_not_replicated(optimizer, towers)
-    return "once" if reason else update, reason
+    if reason:
+        warn(
+            f"{reason}: tower 0 updates, and its new values are copied to the others; with"
+            " update='once' you say so, and get no warning"
+        )
+    return "once" if reason else update
 
 
 def update_towers(
     optimizer: Any,
     towers: Towers,
     arguments: Optional[Dict[str, Any]] = None,
-    earlier: Sequence[Sequence[Any]] = (),
+    earlier: Sequence[Column] = (),
     name: str = "train_op",
-    check: Callable[[], Any] = tf.no_op,
-) -> Tuple[Any, ReplicatedVariables]:
+) -> Tuple[Any, List[Column]]:
     """Reduce the towers' gradients, update their variables, and count the step.
 
     An optimizer that is not known to do the same on each tower is called once, whatever the options
-    say, and a line in the log says why.
+    say, and a warning says why.
 
-    Returns the op, and the replicas that it keeps equal: K rows of variables and of their state.
+    Returns the op, and the columns that it keeps equal: all that the update writes.
 
     Args:
         optimizer: a ``tf.compat.v1.train.Optimizer``.
         towers: their gradients and variables; they are checked here, for every update.
         arguments: those of the optimizer's ``apply_gradients`` beside the pairs. Its
             ``global_step`` is one more after the update.
-        earlier: K rows of the replicas of earlier updates in this graph.
+        earlier: the columns of earlier updates in this graph.
         name: of the op.
-        check: returns one more op of the step.
 
     Raises:
-        HierAllreduceError: as :func:`checked_towers`, and as the function of each update; or a
-            reference variable; or the optimizer has powers of beta from an earlier update.
+        HierAllreduceError: as :func:`checked_towers`, and as the function of each update; or it
+            writes a reference variable, or what has no known copies; or it uses what belongs to
+            some towers only.
     """
     towers = with_rows(optimizer, checked_towers(towers, earlier))
+    # Towers have devices of their own, whatever the program colocates this call with.
+    with forget_colocation():
+        update = _chosen_update(optimizer, towers)
+        towers = towers._replace(update=update)
+        # A front end may let reference variables be, but not where new values of them are copied.
+        are_copied = update != "replicated" and len(towers.devices) > 1
+        if are_copied or not towers.may_have_references:
+            _check_no_references(towers.columns, towers.devices)
+        train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
+        earlier_train_ops = list(train_ops)
+        sources = Sources(towers)
+        applied = _applied(optimizer, towers, arguments or {})
+        op, columns = _complete(type(optimizer).__name__, applied, towers, sources, name)
+        # TensorFlow's optimizers add their own op, which is a part of the step.
+        train_ops[:] = [*earlier_train_ops, op]
+    return op, columns
 
-    update, reason = _chosen_update(optimizer, towers)
-    towers = towers._replace(update=update)
-    # A front end may let reference variables be, but not where new values of them are copied.
-    are_copied = update != "replicated" and len(towers.devices) > 1
-    if are_copied or not towers.may_have_references:
-        _check_no_references(towers)
-    if reason:
-        log_once(
-            f"{reason}: tower 0 updates, and its new values are copied to the others"
-            " (update='once')"
-        )
 
-    # Update, and count the step. Once, the optimizer itself counts, as on one device.
-    arguments = arguments or {}
-    train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
-    earlier_train_ops = list(train_ops)
-    if update == "once":
-        op, replicas = update_once(optimizer, towers, arguments)
-    else:
-        build = update_sharded if update == "sharded" else update_replicated
-        op, replicas = build(optimizer, towers)
-        if "global_step" in arguments:
-            with tf.control_dependencies([op]):
-                op = tf1.assign_add(arguments["global_step"], 1).op
-    # TensorFlow's optimizers add their own op, which is a part of the step.
-    op = tf.group(op, check(), name=name)
-    train_ops[:] = [*earlier_train_ops, op]
-    # A later update, or init_op, finds more replicas by the names of these.
-    note_replicas(replicas, towers.devices)
-    return op, replicas
+def _applied(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Applied:
+    """Reduce, call the optimizer on the owners of variables, and count the step."""
+    # Once, the optimizer itself counts, as on one device.
+    if towers.update == "once":
+        return apply_once(optimizer, towers, arguments)
+    apply = apply_sharded if towers.update == "sharded" else apply_replicated
+    applied = apply(optimizer, towers)
+    if "global_step" not in arguments:
+        return applied
+    step = arguments["global_step"]
+    for column in columns_of(towers.columns, towers.devices, towers.options.scopes):
+        if any(var is step for var in column):
+            step = column[0]
+    with added_ops() as added, tf.control_dependencies(applied.ends):
+        counted = tf1.assign_add(step, 1).op
+    return applied._replace(ends=[*applied.ends, counted], added=applied.added | added)
+
+
+def _complete(
+    optimizer: str, applied: Applied, towers: Towers, sources: Sources, name: str
+) -> Tuple[Any, List[Column]]:
+    """Check what an update used, copy what it wrote, and hold it to the state of the towers.
+
+    Returns the op of the step, and the columns that it writes.
+    """
+    devices, trained = towers.devices, towers.columns
+    uses = uses_by_variable(applied.added)
+    columns = columns_of([*trained, *applied.state], devices, towers.options.scopes)
+    noted = kept()
+    noted.read.update({source.name: there for source, there in sources.read().items()})
+    if len(devices) > 1:
+        sources.check(applied.ends, uses, columns, optimizer)
+    warn_of_moved_updates(optimizer, [var for column in trained for var in column], uses)
+    written = [column for column in columns if any(writers_of(var, uses) for var in column)]
+
+    # Writes wait for the step's reads, and new values go to the towers that did not write them.
+    reads = towers.reads(applied.reduced)
+    by_update = [var for column in written for var in column if writers_of(var, uses)]
+    reads.hold_writes(by_update, applied.added, uses)
+    copied = _copies(written, applied, towers, reads, uses)
+
+    # The step begins once every tower has a gradient: that data ends does not spoil the towers.
+    noted.trained[tuple(devices)].update(names_of(trained))
+    noted.written[tuple(devices)].update(names_of([*trained, *applied.state, *written]))
+    flags = flags_of(written, devices)
+    graph = tf1.get_default_graph()
+    begins = ops_of_gradients(reversed(applied.reduced[0]))
+    with tf.control_dependencies([op for op in begins if op.graph is graph][:1]):
+        taken = [flag.take() for flag in flags]
+    wait(first_uses(applied.added), taken)
+    watch(trained)
+    op = tf.group(*applied.ends, *copied, *taken)
+    with tf.control_dependencies([op]):
+        given = [flag.give() for flag in flags if flag.devices == tuple(devices)]
+        return tf.group(op, *given, name=name), distinct([*trained, *applied.state, *written])
+
+
+def _copies(
+    written: Sequence[Column], applied: Applied, towers: Towers, reads: Reads, uses: Uses
+) -> List[Any]:
+    """Return ops that give what an update wrote to the towers that did not write it."""
+    devices = towers.devices
+    gathered: Dict[int, int] = applied.roots or {}
+    rows = {id(towers.columns[n][0]) for n in gathered}
+    partly = [
+        column
+        for column in written
+        if id(column[0]) not in rows and not all(writers_of(var, uses) for var in column)
+    ]
+    _check_no_references(partly, devices)
+    assigned = []
+    # Each value waits for its own writes only, so that the first copies start early.
+    if applied.copy is not None:
+        values: List[Any] = [None] * len(towers.columns)
+        for n, root in gathered.items():
+            var = towers.columns[n][root]
+            values[n] = reads.new_value(var, devices[root], uses, applied.ends)
+        assigned += reads.assign_copies(towers.columns, gathered, applied.copy(values), devices)
+    if partly:
+        values = [reads.new_value(column[0], devices[0], uses, applied.ends) for column in partly]
+        owners = dict.fromkeys(range(len(partly)), 0)
+        copied = broadcast(values, devices)
+        assigned += reads.assign_copies(partly, owners, copied, devices)
+    return assigned

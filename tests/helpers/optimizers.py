@@ -1,6 +1,5 @@
 """Optimizers as users write them: with state beside slots, wrapped, clipping, choosing by name."""
 
-import collections
 import functools
 import re
 import sys
@@ -66,37 +65,48 @@ class Clipping(tf.compat.v1.train.AdamOptimizer):
         return tf.group(*clipped, name=name_scope)
 
 
-class SetByComputeGradients(tf.compat.v1.train.GradientDescentOptimizer):
-    """A learning rate that compute_gradients sets."""
+class Kept:
+    """Where nobody looks: not an attribute of the optimizer."""
 
-    def compute_gradients(self, *args, **kwargs):
-        self._learning_rate = 0.05
-        return super().compute_gradients(*args, **kwargs)
+    loss: object = None
 
 
-class KeepsNorms(tf.compat.v1.train.GradientDescentOptimizer):
-    """Keeps the norm of each gradient, which compute_gradients has, for the update."""
+class Polyak(tf.compat.v1.train.GradientDescentOptimizer):
+    """Scales gradients by the loss, which compute_gradients keeps somewhere.
 
-    def __init__(self, rate):
-        super().__init__(rate)
-        self.norms: dict = {"of": []}
+    With ``"mean"`` it is that of all towers. With ``"nothing"`` it is kept, and not used.
+    """
 
-    def compute_gradients(self, *args, **kwargs):
-        pairs = super().compute_gradients(*args, **kwargs)
-        self.norms["of"] += [tf.norm(grad) for grad, _ in pairs]
-        return pairs
-
-
-class KeepsLosses(tf.compat.v1.train.GradientDescentOptimizer):
-    """Keeps the last losses, which compute_gradients gets, for a rate that follows them."""
-
-    def __init__(self, rate):
-        super().__init__(rate)
-        self.losses: collections.deque = collections.deque(maxlen=10)
+    def __init__(self, where):
+        super().__init__(0.1)
+        self.where, self.losses, self.calls = where, [], 0
+        if where == "variable":
+            self.variable = tf1.get_variable(
+                "kept", initializer=0.0, trainable=False, use_resource=True
+            )
 
     def compute_gradients(self, loss, *args, **kwargs):
+        pairs = super().compute_gradients(loss, *args, **kwargs)
         self.losses.append(loss)
-        return super().compute_gradients(loss, *args, **kwargs)
+        self.calls += 1
+        Kept.loss = loss
+        tf1.add_to_collection("kept", loss)
+        if self.where == "variable":
+            with tf.control_dependencies([self.variable.assign(loss)]):
+                pairs = [(tf.identity(grad), var) for grad, var in pairs]
+        return pairs
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        factor = {
+            "attribute": lambda: self.losses[-1],
+            "object": lambda: Kept.loss,
+            "collection": lambda: tf1.get_collection("kept")[-1],
+            "variable": lambda: self.variable.read_value(),
+            "mean": lambda: tf.add_n(self.losses) / len(self.losses),
+            "nothing": lambda: 1.0,
+        }[self.where]()
+        pairs = [(grad * factor, var) for grad, var in grads_and_vars]
+        return super().apply_gradients(pairs, global_step, name)
 
 
 class KeepingFunctions(tf.compat.v1.train.AdamOptimizer):

@@ -23,13 +23,11 @@ from helpers.optimizers import (
     CountingInACondition,
     CountingSinceInit,
     KeepingFunctions,
-    KeepsLosses,
-    KeepsNorms,
     Lamb,
     LooksUp,
     Noisy,
     OwnSlots,
-    SetByComputeGradients,
+    Polyak,
     Timed,
     Velocity,
     WithoutState,
@@ -42,7 +40,7 @@ from helpers.optimizers import (
 )
 from helpers.rows import for_each, variables_of
 
-from hier_allreduce import Cluster, HierAllreduceError, Strategy, TowerOptimizer
+from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -50,12 +48,6 @@ train = tf1.train
 
 UPDATES = ("replicated", "once", "sharded")
 adam = lambda: train.AdamOptimizer(0.1)  # noqa: E731
-KEEP_OF_A_TOWER = {
-    SetByComputeGradients: "_learning_rate",
-    KeepsNorms: "norms",
-    KeepsLosses: "losses",
-}
-
 # functions that make an optimizer
 TRAINS = {
     "momentum": lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
@@ -163,20 +155,64 @@ def test_an_update_that_uses_another_towers_variables_is_an_error(update):
         after(AveragesTrainable, 3, update=update)
 
 
-@pytest.mark.parametrize("make", KEEP_OF_A_TOWER)
-def test_what_compute_gradients_keeps_of_a_tower_is_an_error(graph, make):
-    """The update of all towers would use one tower's loss, or norms of its gradients."""
-    optimizer = TowerOptimizer(make(0.1), gpus_or_cpus(2))
-    name = KEEP_OF_A_TOWER[make]
-    words = rf"compute_gradients changes {make.__name__}\.{name}, .* for each of 2 towers"
+@pytest.mark.parametrize("where", ["attribute", "object", "collection", "variable"])
+def test_an_update_that_uses_what_one_tower_left_is_an_error(graph, where):
+    optimizer = TowerOptimizer(Polyak(where), gpus_or_cpus(3))
+    rows = towers(optimizer, 3)
+    words = "Polyak: the update uses '.*, of tower . .* for that of all. Compute it in apply"
     with pytest.raises(HierAllreduceError, match=words):
-        towers(optimizer, 2)
+        optimizer.apply_gradients(rows)
     with tf.Graph().as_default():
-        towers(TowerOptimizer(make(0.1), gpus_or_cpus(1)), 1)
-    # Two hosts with one tower each have two towers.
-    hosts = Cluster(["a:1", "b:1"], 0, devices_per_host=1)
-    with tf.Graph().as_default(), pytest.raises(HierAllreduceError, match=words):
-        towers(TowerOptimizer(make(0.1), gpus_or_cpus(1), cluster=hosts), 1)
+        alone = TowerOptimizer(Polyak(where), gpus_or_cpus(1))
+        alone.apply_gradients(towers(alone, 1))
+
+
+@pytest.mark.parametrize("where", ["mean", "nothing"])
+def test_an_optimizer_may_keep_what_it_does_not_use_or_takes_of_all_towers(graph, where):
+    optimizer = TowerOptimizer(Polyak(where), gpus_or_cpus(3))
+    op = optimizer.apply_gradients(towers(optimizer, 3))
+    with started(optimizer.init_op, op) as sess:
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+
+
+class Resets(tf.compat.v1.train.GradientDescentOptimizer):
+    """Builds an op that resets its variables, for the user to run."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = list(grads_and_vars)
+        self.reset = tf.group(*(var.assign(tf.zeros_like(var)) for _, var in pairs))
+        with tf.control_dependencies(None):
+            return super().apply_gradients(pairs, global_step, name)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_an_op_that_an_optimizer_builds_for_the_user_is_no_part_of_the_step(graph, update):
+    theirs = Resets(0.1)
+    optimizer = TowerOptimizer(theirs, gpus_or_cpus(2), update=update)
+    rows = towers(optimizer, 2, targets=[0.0, 0.0])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert sess.run(rows[1][0][1]) == pytest.approx([0.99] * 3)
+
+
+def test_an_adam_that_has_trained_elsewhere_and_one_that_is_applied_twice(graph):
+    """TensorFlow's own tests do both; there tower 0's variable has no device of its own."""
+    theirs = adam()
+    with tf.Graph().as_default():
+        w = tf1.get_variable("w", [3], use_resource=True)
+        theirs.apply_gradients([(tf.ones([3]), w)])
+    theirs._non_slot_dict["beta1_power", None] = object()  # of an eager training
+    optimizer = TowerOptimizer(theirs, gpus_or_cpus(2))
+    optimizer.apply_gradients(towers(optimizer, 2))
+    for update in UPDATES:
+        with tf.Graph().as_default():
+            a = tf1.get_variable("tower0/w", [1], use_resource=True)
+            with tf.device(gpu_or_cpu(1)):
+                b = tf1.get_variable("tower1/w", [1], use_resource=True)
+            theirs = train.MomentumOptimizer(0.1, 0.9)
+            twice = TowerOptimizer(theirs, gpus_or_cpus(2), update=update)
+            for _ in range(2):
+                twice.apply_gradients([[(tf.ones([1]), var)] for var in (a, b)])
 
 
 def test_functions_that_a_user_keeps_on_an_optimizer_are_not_called(graph):

@@ -138,11 +138,51 @@ def test_nothing_is_overtaken_in_a_branch_or_a_loop(graph, update, kind, flow):
         a, b = values
         with started(optimizers[0].init_op) as sess:
             for _ in range(20):
-                sess.run(start)
-                sess.run(op)
+                for fetched in (start, optimizers[0].init_op, op):
+                    sess.run(fetched)
                 for row in sess.run(variables):
                     np.testing.assert_allclose(row[0], a - 0.5 * a, atol=1e-4)
                     np.testing.assert_allclose(row[1], b - 0.5 * (b - a), atol=1e-4)
+    finally:
+        if IS_TF2:
+            tf1.enable_control_flow_v2()
+
+
+KINDS = {
+    "cond": lambda one, a: tf.cond(one > 0, a.read_value, lambda: tf.zeros([2])),
+    "case": lambda one, a: tf.case([(one > 0, a.read_value)], default=lambda: tf.zeros([2])),
+    "switch": lambda one, a: tf.switch_case(one, [lambda: tf.zeros([2]), a.read_value]),
+}
+
+
+@UPDATES
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flow", ["v1", pytest.param("v2", marks=pytest.mark.tf2)])
+def test_a_write_waits_for_the_gradient_if_a_branch_reads(graph, update, kind, flow):
+    """An edge from a branch would wait for the choice of the branch, not for the read in it."""
+    if IS_TF2:
+        (tf1.enable_control_flow_v2 if flow == "v2" else tf1.disable_control_flow_v2)()
+    try:
+        one, rows, raw = tf1.placeholder_with_default(1, []), [], []
+        for k, device in enumerate(gpus_or_cpus(2)):
+            with tf.device(device), tf1.variable_scope(f"tower{k}"):
+                a, b = (tf1.get_variable(name, [2], use_resource=True) for name in "ab")
+                pulled = tf.stop_gradient(KINDS[kind](one, a))
+                loss = tf.reduce_sum(a * a) + tf.reduce_sum((b - pulled) ** 2)
+                raw.append(tf.gradients(loss, [a, b]))
+                rows.append(list(zip(raw[-1], [a, b])))
+        built_before = set(graph.get_operations())
+        strategy = Strategy(chunk_bytes=0)
+        TowerOptimizer(
+            MAKE["plain"](), gpus_or_cpus(2), update=update, strategy=strategy
+        ).apply_gradients(rows)
+        for (_, of_b), row in zip(raw, rows):
+            a = row[0][1]
+            added = [op for op in a.handle.consumers() if op not in built_before]
+            writers = [op for op in added if written(op, a)]
+            assert writers
+            for writer in writers:
+                assert of_b.op in before(writer)
     finally:
         if IS_TF2:
             tf1.enable_control_flow_v2()

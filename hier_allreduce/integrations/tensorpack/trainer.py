@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from numbers import Number
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
-from tensorpack.callbacks import Callback, HookToCallback, PeriodicTrigger, RunOp
+from tensorpack.callbacks import Callback, HookToCallback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
@@ -22,14 +21,14 @@ from ...errors import HierAllreduceError
 from ...graph import device_strings
 from ...graph.rows import variables_in, warn_of_references
 from ...planning.strategy import Strategy
-from ...training.attributes import unchanged
 from ...training.copies import CopyCheckHook
+from ...training.equality import PeriodicComparison, broadcast, comparison
 from ...training.options import Transform, checked_options
-from ...training.replicas import PeriodicComparison, broadcast, comparison, replicas_by_name
-from ...training.towers import Pairs, ReplicatedVariables, Towers
+from ...training.replicas import columns_of
+from ...training.towers import Column, Pairs, Towers
 from ...training.update import check_optimizer, update_towers
 from .accumulation import with_ordered_accumulation
-from .copies import CopyBeforeEpochs, broadcast_to_hosts
+from .copies import CopyBeforeSteps, broadcast_to_hosts, set_on_all_towers
 from .names import with_missing_pairs
 from .sessions import creator_for_hosts, creator_for_towers
 
@@ -115,9 +114,6 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: an invalid option. A device that does not exist is an
                 error when training starts, before its session does.
         """
-        self._options = checked_options(
-            average, strategy, update, transform, broadcast_every, check_replicas_every, cluster
-        )
         # A number stands for that many GPUs, as for tensorpack's trainer.
         if configs.is_whole_number(devices) and devices > 0:
             devices = list(range(devices))
@@ -130,6 +126,10 @@ class HierarchicalTrainer(SingleCostTrainer):
             is_id = configs.is_whole_number
             devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
+        self._options = checked_options(
+            *(average, strategy, update, transform, broadcast_every, check_replicas_every),
+            *(cluster, [f"tower{k}" if k else "" for k in range(len(self.devices))]),
+        )
         super().__init__()
         self.cluster = cluster
         self.is_chief = cluster is None or cluster.is_chief
@@ -187,7 +187,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     ) -> List[Callback]:
         """Build towers, all-reduce and updates, and return the callbacks: tensorpack's hook."""
         towers = range(len(self.devices))
-        get_grads = self._watched_gradients(input, get_cost_fn, get_opt_fn)
+        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
         use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
         try:
             rows = DataParallelBuilder.call_for_each_tower(
@@ -203,37 +203,16 @@ class HierarchicalTrainer(SingleCostTrainer):
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
-        replicas = self._update_towers(optimizer, with_missing_pairs(rows))
+        updated = self._update_towers(optimizer, with_missing_pairs(rows))
         hosts = self._options.hosts
-        callbacks = self._syncing(replicas) if len(self.devices) * hosts > 1 else []
+        callbacks = self._syncing(updated) if len(self.devices) * hosts > 1 else []
         if self.cluster is None or hosts == 1:
             return callbacks
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
         # By default a callback runs on the chief only, but its ops wait for all hosts.
         return [callback.set_chief_only(False) for callback in [across, *callbacks]]
 
-    def _watched_gradients(
-        self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
-    ) -> Callable[[], Any]:
-        """Return the function that builds a tower; the optimizer must keep nothing of it."""
-        towers = len(self.devices) * self._options.hosts
-        tower = contextlib.ExitStack()
-
-        # The context opens here, because tensorpack calls this just before compute_gradients.
-        def get_watched() -> Any:
-            optimizer = get_opt_fn()
-            tower.enter_context(unchanged(optimizer, towers))
-            return optimizer
-
-        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_watched)
-
-        def get() -> Any:
-            with tower:
-                return get_grads()
-
-        return get
-
-    def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> ReplicatedVariables:
+    def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> List[Column]:
         towers = Towers(
             rows,
             self.devices,
@@ -247,26 +226,27 @@ class HierarchicalTrainer(SingleCostTrainer):
             warn_of_references(variables_in(rows[0]))
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
-            self.train_op, replicas = update_towers(optimizer, towers)
-        return replicas
+            self.train_op, updated = update_towers(optimizer, towers)
+        return updated
 
-    def _syncing(self, replicas: ReplicatedVariables) -> List[Callback]:
+    def _syncing(self, updated: Sequence[Column]) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(replicas_by_name(replicas, self.devices), self.devices)
-        before_epochs = CopyBeforeEpochs(sync, self.BROADCAST_EVERY_EPOCH, "SyncVariables")
-        # Moving averages stay out, because tensorpack updates them on tower 0 only.
-        compare = comparison(replicas, self.devices)
-        callbacks = [
-            before_epochs,
-            # A copy that changed bits is named before the towers that differ for it.
-            HookToCallback(CopyCheckHook(self._options)),
-            _CompareTowers(PeriodicComparison(compare, self._options)),
-        ]
+            columns = columns_of(updated, self.devices, self._options.scopes)
+            sync = broadcast(columns, self.devices)
         every = self._options.broadcast_every
-        if every:
-            callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=every))
-        return callbacks
+        copies = CopyBeforeSteps(sync, self.BROADCAST_EVERY_EPOCH, every, "SyncVariables")
+        # Moving averages stay out, because tensorpack updates them on tower 0 only.
+        compare = comparison(updated, self.devices)
+        towers = _CompareTowers(PeriodicComparison(compare, self._options))
+        # A copy that changed bits is named before the towers that differ for it.
+        return [copies, HookToCallback(CopyCheckHook(self._options)), towers]
+
+    def setup_callbacks(self, callbacks: Any, monitors: Any) -> None:
+        """Set up callbacks as tensorpack does; schedules set a variable of all towers."""
+        super().setup_callbacks(callbacks, monitors)
+        columns = columns_of((), self.devices, self._options.scopes)
+        set_on_all_towers(self._callbacks.cbs, columns)
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.

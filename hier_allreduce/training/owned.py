@@ -1,0 +1,180 @@
+"""Updates on owners: one tower updates a variable for all of them.
+
+::
+
+    "once"       tower 0 owns all variables    reduce ─────────► apply_gradients ─► broadcast
+    "sharded"    each root owns some           reduce-scatter ─► apply_gradients ─► all-gather
+
+The optimizer is called once, so its state exists once, under the names of one device. With "once"
+it sees what it would see there: tower 0's variables, the global step, all arguments. With "sharded"
+the slots are spread over the towers.
+
+Sources: Chainer's MultiprocessParallelUpdater, which reduces to the main GPU, updates there, and
+broadcasts the parameters; ZeRO stage 1 (Rajbhandari and others, 2020).
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any, Dict, List, Set, Tuple
+
+import tensorflow as tf
+
+from ..compat import slots_in_any_scope, tensor_of, tf1
+from ..errors import HierAllreduceError
+from ..graph import all_gather
+from ..graph.names import where
+from ..graphs import needed_by
+from ..planning.chunks import OwnedBytes
+from .reads import uses_by_variable
+from .replicas import columns_of, hold_owners, kept
+from .towers import Applied, Pairs, Towers, added_ops
+
+
+def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Applied:
+    """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``.
+
+    Raises:
+        HierAllreduceError: found once the ops are there: ``apply_gradients`` returned nothing, or
+            uses variables of another tower.
+    """
+    hold_owners(optimizer, towers, dict.fromkeys(range(len(towers.columns)), (0,)))
+    grads = towers.reduce_on(0)
+    # Arguments may list any tower's variables, because a program knows all of them.
+    columns = columns_of(towers.columns, towers.devices, towers.options.scopes)
+    own_by_id = {id(var): column[0] for column in columns for var in column}
+    given = {key: _on_tower_0(value, own_by_id) for key, value in arguments.items()}
+    with tf1.device(towers.devices[0]), towers.scope(0):
+        ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), given)
+    # No update on one device uses another tower's variable, because there is none.
+    uses = uses_by_variable(added)
+    for column in columns:
+        for tower, var in enumerate(column[1:], 1):
+            if tensor_of(var).op in uses:
+                raise HierAllreduceError(
+                    f"{type(optimizer).__name__}: the update uses {var.op.name!r} of"
+                    f" {where(tower, towers.devices)}, and runs once, on tower 0. Use the variables"
+                    " that apply_gradients gets"
+                )
+    return Applied(ends, added, [grads])
+
+
+def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
+    """Update each variable on its root, by one of the ``KNOWN`` optimizers.
+
+    Roots have about equal bytes, also if a graph has several such updates.
+
+    Raises:
+        HierAllreduceError: the transform gives a variable a gradient that has none on any tower.
+    """
+    variables = towers.variables
+    owned = _owned_bytes(optimizer, towers)
+    layout = towers.lay_out(owned)
+    roots = layout.roots()
+    hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
+    for n, root in roots.items():
+        kept().bytes_by_device[towers.devices[root]] += owned.variables[n]
+    reduced = towers.reduce_to_roots(layout)
+    for tower, grads in enumerate(reduced):
+        for n, grad in enumerate(grads):
+            if grad is not None and n not in roots:
+                raise HierAllreduceError(
+                    f"{towers.place(tower, n)}: transform returned a gradient, but no tower has one"
+                    " to reduce, so the variable has no root that would update it; return None for"
+                    " it, or use update='replicated'"
+                )
+    # Slots have the names of tower 0, because a checkpoint is to be that of one device.
+    pairs = [
+        (reduced[root][n], _named_like(variables[0][n], variables[root][n]))
+        for n, root in sorted(roots.items())
+    ]
+    ends, added = _called(optimizer, pairs, {})
+    return Applied(ends, added, reduced, (), roots, lambda values: all_gather(values, layout))
+
+
+def _owned_bytes(optimizer: Any, towers: Towers) -> OwnedBytes:
+    """Return the bytes of N variables, and of all earlier ones on each of K devices.
+
+    An optimizer that updates the same variables again gets the same, because their slots cannot
+    move. It is known by its id, because its slots would keep the graph alive.
+    """
+    noted = kept()
+    variables = towers.variables[0]
+    key = id(optimizer), tuple(map(id, variables)), tuple(towers.devices)
+    if key not in noted.owned:
+        sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
+        before = [noted.bytes_by_device[device] for device in towers.devices]
+        noted.owned[key] = OwnedBytes(sizes, before)
+    owned: OwnedBytes = noted.owned[key]
+    return owned
+
+
+def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[List[Any], Set[Any]]:
+    """Call the optimizer; return what it returns, flat, and the ops that this needs."""
+    with slots_in_any_scope(), added_ops() as added:
+        updated = optimizer.apply_gradients(pairs, **arguments)
+    if updated is None:
+        raise HierAllreduceError(
+            f"{type(optimizer).__name__}.apply_gradients returned None: it must return the op of"
+            " its update"
+        )
+    ends: List[Any] = tf.nest.flatten(updated)
+    # An op that no step runs, such as a reset, is left alone, because the user runs it. A function
+    # runs all of its ops that have state, whatever the optimizer returns.
+    if getattr(tf1.get_default_graph(), "_add_control_dependencies", False):
+        ends += [op for op in added if op.op_def is not None and op.op_def.is_stateful]
+    return ends, added & needed_by(getattr(end, "op", end) for end in ends)
+
+
+def _on_tower_0(argument: Any, own_by_id: Dict[int, Any]) -> Any:
+    """Return an argument, or a container of them, with tower 0's variables for any tower's.
+
+    Args:
+        argument: one of the optimizer's ``apply_gradients``, or what it holds.
+        own_by_id: tower 0's replicas of all variables, by the ids of these.
+    """
+    if isinstance(argument, dict):
+        items = argument.items()
+        return {_on_tower_0(key, own_by_id): _on_tower_0(held, own_by_id) for key, held in items}
+    # An iterator can be read once, so what it gives becomes a list.
+    if isinstance(argument, (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)):
+        argument = list(argument)
+    if isinstance(argument, (list, tuple, set, frozenset)):
+        make = getattr(argument, "_make", type(argument))  # of a namedtuple
+        return make([_on_tower_0(member, own_by_id) for member in argument])
+    return own_by_id.get(id(argument), argument)
+
+
+# ---- names of slots ------------------------------------------------------------------------------
+
+_named_by_class: Dict[Any, Any] = {}  # classes that TensorFlow takes for a variable's class
+
+
+class _Named:
+    """A variable under the names of its copy on tower 0, by which TensorFlow names its slots."""
+
+    _tower_0: Any
+
+    @property
+    def name(self) -> Any:
+        return self._tower_0.name
+
+    @property
+    def op(self) -> Any:
+        return self._tower_0.op
+
+    @property
+    def _shared_name(self) -> Any:
+        return self._tower_0._shared_name
+
+
+def _named_like(tower_0: Any, var: Any) -> Any:
+    """Return ``var`` under the names of its copy on tower 0."""
+    variable_class: Any = type(var)
+    if variable_class not in _named_by_class:
+        bases = (_Named, variable_class)
+        _named_by_class[variable_class] = type(f"Named{variable_class.__name__}", bases, {})
+    # No constructor is called, because it would add a variable to the graph.
+    named: Any = object.__new__(_named_by_class[variable_class])
+    vars(named).update(vars(var), _tower_0=tower_0, _save_slice_info=tower_0._save_slice_info)
+    return named
