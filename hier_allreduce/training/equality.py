@@ -254,8 +254,7 @@ class PeriodicComparison:
         if drift.variables:
             raise HierAllreduceError(
                 f"after step {self.steps} {drift}; they were equal after step {self._equal_after}."
-                " Either the program assigns to a variable on one tower only, or init_op has not"
-                " run after the variables got their values, or two train ops update these variables"
-                " in one run, or the transform does not do the same on each tower"
+                " Either the program assigns to a variable on one tower only, or the transform does"
+                " not do the same on each tower"
             )
         self._equal_after = self.steps
