@@ -108,8 +108,8 @@ def test_each_fingerprint_is_of_what_its_tower_got(graph):
 
 
 def executed_nodes(step):
-    """Return what a step executes; partitions name edges by numbers that count all ops."""
-    edge = re.compile(r"edge_\d+_")
+    """Return what a step executes; names of what TensorFlow adds have numbers that count all ops."""
+    edge = re.compile(r"edge_\d+_|_\d+__cf__\d+|__cf__\d+|/_\d+")
     texts = []
     for partition in traced(step).partition_graphs:
         partition.versions.Clear()
