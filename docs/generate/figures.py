@@ -2,8 +2,10 @@
 
 import sys
 from pathlib import Path
+from statistics import median
 
 import measured
+import real_steps
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -147,23 +149,48 @@ def draw_two_groups(path):
         figure.savefig(path, dpi=110)
 
 
-def main():
-    """Draw all pictures, and print their paths."""
-    FIGURES.mkdir(exist_ok=True)
-    groups = FIGURES / "two-groups.png"
+def draw_real_steps(path):
+    """Draw what each all-reduce added to steps on the real chip: a panel for each kind of step."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(12.5, 2.6), constrained_layout=True)
+        for axes, (place, title) in zip(figure.subplots(1, 3), real_steps.KINDS.items()):
+            draw_bars(axes, real_steps.exposed_by_name(*place))
+            axes.set_title(f"one H100 as {title}")
+        figure.savefig(path, dpi=110)
+
+
+def draw_bars(axes, runs_by_name):
+    """Draw a bar for each all-reduce, the shortest on top; a line has the range of several runs."""
+    names = sorted(runs_by_name, key=lambda name: median(runs_by_name[name]))
+    for row, name in enumerate(names):
+        runs_ms = runs_by_name[name]
+        middle = median(runs_ms)
+        axes.barh(row, middle, height=0.7, color=BLUE if name.startswith("ours") else PALE)
+        axes.plot([min(runs_ms), max(runs_ms)], [row, row], color=INK, linewidth=1)
+        axes.text(max(runs_ms), row, f" {middle:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("exposed, ms", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.margins(x=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_all(folder):
+    """Draw all pictures into a folder, and return their paths."""
+    groups = folder / "two-groups.png"
     draw_two_groups(groups)
-    print(groups)
-    steps = FIGURES / "measured-steps.png"
+    real = folder / "real-steps.png"
+    draw_real_steps(real)
+    steps = folder / "measured-steps.png"
     cells = [cell for *_, cells in measured.places(["resnet50"]) for cell in cells]
-    if cells:
-        # the machines' order and the names are those of README's table
-        picture.draw({"cells": cells}, str(steps), titles={**measured.SHORT, **measured.MACHINES})
-        print(steps)
-    cost = FIGURES / "step-cost.png"
+    # the machines' order and the names are those of the page's table
+    picture.draw({"cells": cells}, str(steps), titles={**measured.SHORT, **measured.MACHINES})
+    cost = folder / "step-cost.png"
     traced = "h100-ours-0.5"
     cost_of(traces.step_stats(traced), traces.all_reduces(traced)).draw(cost)
-    print(cost)
+    return [groups, real, steps, cost]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(*draw_all(FIGURES), sep="\n")

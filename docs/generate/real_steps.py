@@ -1,19 +1,21 @@
-"""The table of steps on a real GPU, as Markdown, from ``benchmarks/results/real``.
+"""Tables of steps on a real GPU, as Markdown, from ``benchmarks/results/real``.
 
 ::
 
-    python docs/generate/real_steps.py     # writes the table into the pages again
+    python docs/generate/real_steps.py     # writes the tables into the pages again
 
-A page says ``<!-- real: steps -->`` before it and ``<!-- end -->`` after it.
+A page says ``<!-- real: NAME -->`` before a table and ``<!-- end -->`` after it.
 """
 
 import json
+import re
 from statistics import median
 
 from page_tables import TOP, PageTables, markdown
 
 RUNS = TOP / "benchmarks" / "results" / "real"
 PAGES = ("README.md", "docs/measured.md")
+COLUMNS_OF_SHORT = ("8 GPUs", "2 GPUs")
 
 NAMES = {  # all-reduces by the name in the JSON
     "flat/4": "**ours** (`flat`)",
@@ -51,10 +53,23 @@ def numbers(cells, name):
     of_name = [cell for cell in cells if name in cell["contenders"]]
     if not of_name:
         return "–", "–"
-    exposed = [cell["contenders"][name]["median_ms"] for cell in of_name]
+    exposed = exposed_in(of_name, name)
     steps = [cell["base_ms"] + ms for cell, ms in zip(of_name, exposed)]
     spread = f" ({min(exposed):.1f}–{max(exposed):.1f})" if len(exposed) > 1 else ""
     return f"{median(steps):.1f}", f"{median(exposed):.1f}{spread}"
+
+
+def exposed_in(cells, name):
+    """Return the exposed time of an all-reduce, in ms, in each cell that has it."""
+    ran = [cell["contenders"][name] for cell in cells if name in cell["contenders"]]
+    return [contender["median_ms"] for contender in ran]
+
+
+def exposed_by_name(machine, pass_ms):
+    """Return the exposed times of a column, in ms, by the plain title of each all-reduce."""
+    cells = cells_of(machine, pass_ms)
+    times = {re.sub("[*`]", "", title): exposed_in(cells, name) for name, title in NAMES.items()}
+    return {title: of_title for title, of_title in times.items() if of_title}
 
 
 def table():
@@ -71,6 +86,17 @@ def table():
     return f"{markdown(rows)}\n\n{about()}"
 
 
+def short_table():
+    """Return README's table: the exposed time where 8 and 2 logical GPUs have a pass."""
+    places = [kind for kind, title in KINDS.items() if title in COLUMNS_OF_SHORT]
+    rows = [["exposed, ms", *(f"one H100 as {title}" for title in COLUMNS_OF_SHORT)]]
+    for name, title in NAMES.items():
+        cells = [numbers(cells_of(*place), name)[1] for place in places]
+        if set(cells) != {"–"}:
+            rows.append([title, *cells])
+    return markdown(rows)
+
+
 def about():
     """Return when the runs were made, and of what, as a sentence."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*.json"))]
@@ -84,7 +110,7 @@ def about():
     )
 
 
-TABLES = {"steps": table}
+TABLES = {"steps": table, "short": short_table}
 ON_PAGES = PageTables("real", PAGES, lambda name: TABLES[name]())
 with_table = ON_PAGES.in_text
 

@@ -1,5 +1,7 @@
 """Commands in this process."""
 
+from typing import Any
+
 import pytest
 
 from hier_allreduce_tools import main
@@ -17,7 +19,7 @@ def run(capsys):
 
     def run(*arguments):
         try:
-            status = main([str(argument) for argument in arguments])
+            status: Any = main([str(argument) for argument in arguments])
         except SystemExit as ended:  # argparse has printed an error
             status = ended.code
         return (status, *capsys.readouterr())

@@ -576,6 +576,7 @@ def test_a_constraint_is_applied_once_and_a_warning_tells(graph, update):
     clip = lambda value: tf.clip_by_value(value, -0.25, 0.25)  # noqa: E731
     rows = towers(constraint=clip)
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         op = optimizer.apply_gradients(rows)
     with started(optimizer.init_op, op) as sess:
         assert state(sess, rows) == [-0.25] * 3

@@ -111,14 +111,6 @@ def test_a_slow_link_is_named_if_it_was_waited_for():
     assert cost_with(copies={(1, 0): 3}).remedy == ""
 
 
-def test_one_root_is_named_if_its_copies_were_waited_for():
-    usual = {(src, dst): 8 for src in TOWERS for dst in TOWERS}
-    named = cost_with(roots=(2, 2), copies=usual)
-    assert named.remedy.startswith("GPU 2 receives all gradients, and sends all sums")
-    assert cost_with(roots=(2, 1), copies=usual).remedy == ""
-    assert cost_with(roots=(2, 2), copies=dict.fromkeys(usual, 0.1)).remedy == ""
-
-
 def test_who_waited_for_the_processor_is_told():
     for word, ms in (("sum", 6), ("update", 7)):
         late = cost_with(launch={word: 6})

@@ -166,7 +166,7 @@ def measured(runner, tmp_path, monkeypatch):
         current = runs.run(Candidate(), 0)
         assert current is not None and not current.fault and current.step > 0
         assert current.built.plan
-        (candidate,), _ = candidates_for(current.built, [baseline], None)
+        (candidate,), _ = candidates_for(current.built, [baseline])
         other = runs.run(candidate, 1)
         assert other is not None and not other.fault and other.step > 0
         assert other.built.bytes == current.built.bytes

@@ -11,7 +11,7 @@ from helpers.timed_programs import WAITS, left_over
 
 from hier_allreduce_tools.tune.journal import Candidate, Journal
 from hier_allreduce_tools.tune.rounds import NothingMeasured, Rounds
-from hier_allreduce_tools.tune.run import reason_in
+from hier_allreduce_tools.tune.run import last_line_of
 
 CURRENT = Candidate()
 
@@ -70,8 +70,9 @@ def hours_pass(monkeypatch, tmp_path):
 
 
 def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner, hours_pass):
-    run = runner(program(f"train(5){WAITS}"), seconds=1e5).run(CURRENT, 1)
-    assert run.fault == "hung: no step after step 5 for 30 s, killed; last line: waits"
+    runs = runner(program(f"train(5){WAITS}"), seconds=1e5)
+    run, log = runs.run(CURRENT, 1), runs.log
+    assert run.fault == f"hung: no step after step 5 for 30 s, killed; last line of {log}: waits"
     assert run.step == 0 and not left_over()
 
 
@@ -79,16 +80,25 @@ def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner, hou
 @pytest.mark.parametrize(
     ("end", "fault"),
     [
-        ("raise KeyError('w')", "failed: status 1 after {} steps; KeyError: 'w'"),
-        ("sys.exit('OOM when allocating x')", "status 1 after {} steps; last line: OOM when alloc"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "failed: SIGKILL after {} steps; last line: none"),
+        (
+            "raise KeyError('w')",
+            r"failed: status 1 after {} steps; last line of \S+: KeyError: 'w'",
+        ),
+        (
+            "sys.exit('OOM when allocating x')",
+            r"status 1 after {} steps; last line of \S+: OOM when",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            r"failed: SIGKILL after {} steps; last line of \S+: none",
+        ),
     ],
 )
 def test_a_program_whose_status_is_not_0_has_failed_whatever_it_did(
     program, runner, steps, end, fault
 ):
     run = runner(program(f"train({steps})\n{end}")).run(CURRENT, 1)
-    assert fault.format(steps) in run.fault and run.step == 0 and not left_over()
+    assert re.search(fault.format(steps), run.fault) and run.step == 0 and not left_over()
 
 
 def test_a_run_is_cut_when_the_time_is_over_and_fails_if_the_clock_is_set(
@@ -97,24 +107,24 @@ def test_a_run_is_cut_when_the_time_is_over_and_fails_if_the_clock_is_set(
     assert runner(program(f"train(5){WAITS}"), seconds=1e3).run(CURRENT, 1) is None
     assert not left_over()
     run = runner(program("train(60, -1.0)")).run(CURRENT, 1)
-    assert (run.step, run.fault) == (0, "failed: the clock of the system was set; last line: none")
+    assert run.step == 0 and run.fault.startswith("failed: the clock of the system was set; last")
 
 
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("train(5)", "train.py ended after 5 steps, 41 are needed; last line: none: let it train"),
-        ("sys.exit('no data')", "failed: status 1 after 0 steps; last line: no data; see "),
-        (WAITS, "hung: no step after step 0 for 600 s, killed; last line: waits: it has imported"),
-        ("input('really? ')", "the program reads its standard input, which is closed here"),
-        ("import torch.nn_", "after 0 steps; ModuleNotFoundError: No module named 'torch"),
-        ("", "ended after 0 steps, 41 are needed; last line: none: it has imported no TensorFlow"),
-        ("tell({'tensorflow': '2.15'})", "last line: none: it has TensorFlow, but built no all-re"),
+        ("train(5)", r"train.py ended after 5 steps, 41 are needed; last line.*: none: let it tra"),
+        ("sys.exit('no data')", r"failed: status 1 after 0 steps; last line of \S+: no data"),
+        (WAITS, r"hung: no step after step 0 for 600 s, killed; last line.*: waits: it has import"),
+        ("input('really? ')", "EOFError: EOF when reading a line"),
+        ("import torch.nn_", "after 0 steps; .*ModuleNotFoundError: No module named 'torch"),
+        ("", r"ended after 0 steps, 41 are needed; last line.*: none: it has imported no TensorFl"),
+        ("tell({'tensorflow': '2.15'})", "last line.*: none: it has TensorFlow, but built no all-"),
     ],
 )
 def test_the_cause_is_named_where_nothing_can_be_measured(program, runner, hours_pass, text, cause):
-    with pytest.raises(NothingMeasured, match=re.escape(cause)):
-        rounds_of(runner(program(text), seconds=1e5)).run_all(["flat"], None)
+    with pytest.raises(NothingMeasured, match=cause):
+        rounds_of(runner(program(text), seconds=1e5)).run_all(["flat"])
     assert not left_over()
 
 
@@ -122,7 +132,7 @@ def test_a_python_that_ignores_the_path_of_tune_is_named(program, runner):
     python, script = program("")
     Path("train.py").write_text("print('trains')", encoding="utf-8")
     with pytest.raises(NothingMeasured, match="no Python in it has the PYTHONPATH that tune sets"):
-        rounds_of(runner([python, "-E", script])).run_all(["flat"], None)
+        rounds_of(runner([python, "-E", script])).run_all(["flat"])
 
 
 def test_children_that_ignore_sigterm_are_ended_too(program, runner, monkeypatch):
@@ -142,36 +152,17 @@ def test_a_half_line_of_a_killed_program_spoils_no_other(program, runner, tmp_pa
     assert Journal(path).read()[1] == made and made[1].step > 0
 
 
-OUTPUT = """Epoch 3\r 12/100 examples
-2026-11-25 17:00:00.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow …
-WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
-I0000 00:00:1795629992.339589    2106 port.cc:153] oneDNN custom operations are on.
-/usr/lib/python3/x.py:3: DeprecationWarning: old
-  warnings.warn(
-
-"""
-NO_KERNEL = "InvalidArgumentError: No OpKernel was registered to support Op 'NcclAllReduce'"
-TRACEBACK = f"""Traceback (most recent call last):
-  File "train.py", line 7, in <module>
-    model.fit(x, y)
-tensorflow.python.framework.errors_impl.{NO_KERNEL}
-Registered devices: [CPU, GPU]
-Exception ignored in: <function x>
-"""
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "last line: none"),
-        (OUTPUT, "last line: 12/100 examples"),
-        ("shape " * 40, "last line: " + ("shape " * 40)[:160]),
-        (OUTPUT + TRACEBACK, f"tensorflow.python.framework.errors_impl.{NO_KERNEL}"[:160]),
-        ("x.InternalError: Graph execution error:\n(0) no\n", "last line: (0) no"),
-        ("\x1b[2J\x1b]0;owned\x07 \x1b[31mx\x1b[0m\n", "last line: x"),
+        ("", "none"),
+        ("Epoch 3\r 12/100 examples\n\n", "12/100 examples"),
+        ("shape " * 40, ("shape " * 40)[:160]),
+        ("Traceback (most recent call last):\n  x\nKeyError: 'w'\n", "KeyError: 'w'"),
+        ("\x1b[2J\x1b]0;owned\x07 \x1b[31mx\x1b[0m\n", "x"),
     ],
 )
-def test_a_failed_program_shows_its_first_error_or_its_own_last_line(tmp_path, text, words):
+def test_the_last_line_of_a_failed_program_is_shown(tmp_path, text, words):
     log = tmp_path / "log"
     log.write_text(text, encoding="utf-8")
-    assert reason_in(log) == words
+    assert last_line_of(log) == words

@@ -15,22 +15,19 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from hier_allreduce import AllReduce, AuditError, all_reduces
 
-from ..text import amount, rate, table
+from ..text import table
 from . import picture
 from .remedy import remedy_for
 from .step import COPY, PACK, PASS, SUM, UNPACK, UPDATE, Step, is_gpu
 from .times import (
     PROCESSOR,
-    TIMES,
     TOWERS,
     ChunkTimes,
     Link,
     TowerTimes,
     chunks_in,
-    cut,
     links_in,
     pass_end_of,
-    segments_of,
     tower_of,
 )
 
@@ -112,24 +109,9 @@ class Cost(NamedTuple):
         lines = [["ms", "pass ends", "for other towers", "for the processor", "ends"]]
         for tower in self.towers:
             waits = [tower.gaps.get(reason, 0.0) for reason in (TOWERS, PROCESSOR)]
-            lines.append([tower.place, *map(_digit, [tower.pass_end, *waits, tower.end])])
-        parts = [self.summary, table(lines)]
-        if self.chunks:
-            # Times that no chunk has are left out: CPU devices make no copies.
-            names = [name for name in TIMES if any(getattr(c, name) for c in self.chunks)]
-            lines = [["chunk, ms", "root", *names]]
-            for chunk in self.chunks:
-                times = [_digit(getattr(chunk, name)) for name in names]
-                lines.append([chunk.name, "–" if chunk.root is None else str(chunk.root), *times])
-            parts.append(table(lines))
-        if self.links:
-            # From line to column: the bytes, and the speed while they were copied.
-            places = [tower.place for tower in self.towers]
-            lines = [["from, to", *places], *([place] + ["."] * len(places) for place in places)]
-            for link in self.links:
-                lines[link.src + 1][link.dst + 1] = f"{amount(link.bytes)}, {rate(link.speed)}"
-            parts.append(table(lines, all_right=True))
-        return "\n\n".join(parts)
+            times = [tower.pass_end, *waits, tower.end]
+            lines.append([tower.place, *(f"{ms:.1f}" for ms in times)])
+        return f"{self.summary}\n\n{table(lines)}"
 
     def to_json(self) -> str:
         """Return the summary and all numbers, in ms and bytes, as JSON. Bars are left out."""
@@ -145,10 +127,6 @@ class Cost(NamedTuple):
         ends = [tower.pass_end for tower in self.towers]
         words = "ms after the first kernel of the step"
         picture.draw(self.bars, places, self.summary, path, ends, words)
-
-
-def _digit(ms: Optional[float]) -> str:
-    return "–" if ms is None else f"{ms:.1f}"
 
 
 def cost(step: Any, graph: Optional[Any] = None) -> Cost:
@@ -193,11 +171,8 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
     step = Step(step_stats, told)
     if told and not step.all_reduces:
         raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
-    pass_ends = [pass_end_of(step, device) for device in step.devices]
-    cuts = [cut(segments_of(step, device), max(pass_ends)) for device in step.devices]
-    towers = []
-    for device, pass_end, (early, late) in zip(step.devices, pass_ends, cuts):
-        towers.append(tower_of(step, device, pass_end, early, late))
+    last_pass_end = max(pass_end_of(step, device) for device in step.devices)
+    towers = tuple(tower_of(step, device, last_pass_end) for device in step.devices)
     bars = []
     # The median tells the lead, because a processor that stops for one op makes the mean long.
     ahead = []
@@ -208,10 +183,7 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
             if kind == PASS:
                 ahead.append(kernel.begin - step.nodes[kernel.node].start)
     bars += (picture.Bar(copy.src, COPY, copy.begin, copy.end) for copy in step.copies)
-    chunks = chunks_in(step)
-    links = links_in(step.copies)
-    # The tower that ends last tells what the step waited for.
-    ends_last = max(range(len(towers)), key=lambda tower: towers[tower].end)
-    remedy = remedy_for(towers, cuts[ends_last][1], chunks, links, step.copies)
+    links = tuple(links_in(step.copies))
     lead = max(0.0, median(ahead)) if ahead else 0.0
-    return Cost(tuple(towers), tuple(chunks), tuple(links), lead, remedy, tuple(bars))
+    remedy = remedy_for(towers, links)
+    return Cost(towers, tuple(chunks_in(step)), links, lead, remedy, tuple(bars))

@@ -30,7 +30,7 @@ class CostHook(_BASE):
     Args:
         step: the number of the ``session.run`` that is traced, from 1; by default 100, when what
             the first steps compile and allocate is done.
-        folder: gets ``cost.txt`` with all tables, ``cost.json`` and ``cost.png``; by default
+        folder: gets ``cost.txt`` with the table, ``cost.json`` and ``cost.png``; by default
             nothing is written.
 
     Attributes:

@@ -38,14 +38,8 @@ def draw(
 ) -> None:
     """Draw a lane for each device: its kernels, and below them the copies that it sends.
 
-    Args:
-        bars: what ran, in all lanes.
-        lanes: their names.
-        title: above the picture.
-        path: a file in a format of matplotlib, such as cost.png.
-        pass_ends: ms at which the pass of each lane ends. With them the picture begins with the end
-            of the step, enlarged, if that is short.
-        time: the words below the axis of time.
+    ``path`` is a file in a format of matplotlib, such as cost.png. With ``pass_ends``, the ms at
+    which the pass of each lane ends, a short end of the step is enlarged first.
     """
     from matplotlib.figure import Figure  # takes a second, and is needed for a picture only
 

@@ -75,21 +75,20 @@ class TowerCopy(NamedTuple):
 class Step:
     """The step of K towers, from the ``step_stats`` of a RunMetadata.
 
-    Attributes:
-        nodes: by name.
-        sources, readers: for each node those whose results it reads, and those that read its own.
-        kernels: by device, in order of their begin.
-        ends: when the last kernel of each node ended; views have none.
-        all_reduces: those of this package that ran.
-        devices: of the towers, as executed. Towers that share one are one.
-        copies: between towers, in order of their begin.
-        arrivals: when a copy had arrived, by its node and the number of its ``_Recv``.
-        kinds: what nodes are for, but those of the pass.
-        gradients: the nodes that only the towers' passes need.
-
     Raises:
         AuditError: the step, or the streams of its GPUs, were not traced; or no tower ran.
     """
+
+    nodes: Dict[str, Node]
+    sources: Edges  # of each node: those whose results it reads
+    readers: Edges  # of each node: those that read its own
+    kernels: Dict[str, List[Kernel]]  # by device, in order of their begin
+    ends: Dict[str, float]  # when the last kernel of each node ended; views have none
+    devices: List[str]  # of the towers, as executed; towers that share one are one
+    copies: List[TowerCopy]  # between towers, in order of their begin
+    arrivals: Dict[Tuple[str, int], float]  # of copies, by node and number of the ``_Recv``
+    kinds: Dict[str, str]  # what nodes are for, but those of the pass
+    gradients: Set[str]  # the nodes that only the towers' passes need
 
     def __init__(self, step_stats: Any, all_reduces: Sequence[AllReduce]):
         executed: Dict[str, Tuple[Any, str]] = {}
@@ -112,7 +111,7 @@ class Step:
         ]
         self.devices = self._devices()
         self._read_copies(stats for stats in streams if _split(stats)[1] == "_Send")
-        self.kinds: Dict[str, str] = {}
+        self.kinds = {}
         self.gradients = self._classify_ours() if self.all_reduces else self._classify_others()
 
     def kind(self, node: str) -> str:
@@ -130,9 +129,9 @@ class Step:
         return (micros - self._zero) / 1e3
 
     def _read_nodes(self, executed: Dict[str, Tuple[Any, str]]) -> None:
-        self.nodes: Dict[str, Node] = {}
-        self.sources: Edges = {}
-        self.readers: Edges = {name: [] for name in executed}
+        self.nodes = {}
+        self.sources = {}
+        self.readers = {name: [] for name in executed}
         for name, (stats, device) in executed.items():
             label = _LABEL.match(stats.timeline_label)
             op, labels = label.groups() if label else ("", "")
@@ -147,7 +146,7 @@ class Step:
                 self.readers[source].append(name)
 
     def _read_kernels(self, kernels: Iterable[Any]) -> None:
-        self.kernels: Dict[str, List[Kernel]] = defaultdict(list)
+        self.kernels = defaultdict(list)
         for stats in kernels:
             name = _split(stats)[0]
             begin = self._ms(stats.all_start_micros)
@@ -157,7 +156,7 @@ class Step:
         for name, node in self.nodes.items():
             if not is_gpu(node.device):
                 self.kernels[node.device].append(Kernel(name, node.start, node.end))
-        self.ends: Dict[str, float] = {}
+        self.ends = {}
         for of_device in self.kernels.values():
             of_device.sort(key=lambda kernel: kernel.begin)
             for kernel in of_device:
@@ -169,8 +168,8 @@ class Step:
         for reader, node in self.nodes.items():
             for read in node.inputs:
                 readers_by_receive[read.node, read.receive].append(reader)
-        self.arrivals: Dict[Tuple[str, int], float] = {}
-        self.copies: List[TowerCopy] = []
+        self.arrivals = {}
+        self.copies = []
         for stats in sends:
             node_name, number = _numbered(_split(stats)[0])
             received = node_name, number + 1  # TensorFlow numbers a _Recv right after its _Send

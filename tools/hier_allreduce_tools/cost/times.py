@@ -11,23 +11,13 @@ All times are ms after the first kernel of the step.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from .step import SUM, UPDATE, Input, Step, TowerCopy, reached
 
 # Why a tower had no kernel: what another tower sends was missing; the processor launched too late,
 # or had no value for it; the next kernel had been launched already.
 TOWERS, PROCESSOR, BETWEEN = "towers", "processor", "between"
-TIMES = ("ready", "sent", "summed", "copied", "updated")  # of a chunk
-
-
-class Segment(NamedTuple):
-    """A part of a tower's step."""
-
-    begin: float
-    end: float
-    kind: str  # what the kernel is for, or the one that was waited for
-    reason: str  # why no kernel ran; empty if one did
 
 
 class TowerTimes(NamedTuple):
@@ -39,6 +29,7 @@ class TowerTimes(NamedTuple):
     busy: Dict[str, float]  # up to then: with a kernel, by kind
     gaps: Dict[str, float]  # up to then: without one, by reason
     after: Dict[str, float]  # after it: of waiting for other ``towers``, and by kind all others
+    late_launches: float  # of ``after``: what waited for the processor
 
     @property
     def place(self) -> str:
@@ -81,9 +72,34 @@ class Link(NamedTuple):
 # ---- towers ------------------------------------------------------------------------------------
 
 
-def segments_of(step: Step, device: str) -> List[Segment]:
-    """Return the segments of a tower, from the step's first kernel to the tower's last one."""
-    segments: List[Segment] = []
+def tower_of(step: Step, device: str, last_pass_end: float) -> TowerTimes:
+    """Return the times of one tower, up to the end of the last tower's pass and after it."""
+    busy: Dict[str, float] = defaultdict(float)
+    gaps: Dict[str, float] = defaultdict(float)
+    after: Dict[str, float] = defaultdict(float)
+    late_launches = 0.0
+    done = 0.0
+    for kind, reason, end in _segments(step, device):
+        early = min(end, last_pass_end) - done
+        late = end - max(done, last_pass_end)
+        if early > 0 and reason:
+            gaps[reason] += early
+        elif early > 0:
+            busy[kind] += early
+        if late > 0:
+            after[TOWERS if reason == TOWERS else kind] += late
+            late_launches += late if reason == PROCESSOR else 0.0
+        done = end
+    ends = [kernel.end for kernel in step.kernels[device]]
+    times = (pass_end_of(step, device), max(ends, default=0.0))
+    return TowerTimes(device, *times, dict(busy), dict(gaps), dict(after), late_launches)
+
+
+def _segments(step: Step, device: str) -> Iterator[Tuple[str, str, float]]:
+    """Yield a tower's step without a hole: a kernel's kind, why it did not run yet, and until when.
+
+    The reason is empty while the kernel runs.
+    """
     done = 0.0  # ms up to which the segments tell what the tower did
     for kernel in step.kernels[device]:
         node = step.nodes[kernel.node]
@@ -92,13 +108,12 @@ def segments_of(step: Step, device: str) -> List[Segment]:
         launched = min(node.end, kernel.begin)
         scheduled = min(node.scheduled, launched)
         reason = _reason(step, kernel.node, done) if scheduled > done else ""
-        waits = [(scheduled, reason), (launched, PROCESSOR), (kernel.begin, BETWEEN)]
+        waits = [(reason, scheduled), (PROCESSOR, launched), (BETWEEN, kernel.begin)]
         # Kernels of several streams overlap, so that only what is after `done` is new.
-        for end, why in [*waits, (kernel.end, "")]:
+        for why, end in [*waits, ("", kernel.end)]:
             if end > done:
-                segments.append(Segment(done, end, step.kind(kernel.node), why))
+                yield step.kind(kernel.node), why, end
                 done = end
-    return segments
 
 
 def _reason(step: Step, waiting: str, since: float) -> str:
@@ -118,36 +133,6 @@ def _reason(step: Step, waiting: str, since: float) -> str:
         waiting = last_read.node
         seen.add(waiting)
     return PROCESSOR
-
-
-def cut(segments: Iterable[Segment], at: float) -> Tuple[List[Segment], List[Segment]]:
-    """Return the segments before a time and after it; one on both sides is in both lists."""
-    early: List[Segment] = []
-    late: List[Segment] = []
-    for segment in segments:
-        if segment.begin < at:
-            early.append(segment._replace(end=min(segment.end, at)))
-        if segment.end > at:
-            late.append(segment._replace(begin=max(segment.begin, at)))
-    return early, late
-
-
-def tower_of(
-    step: Step, device: str, pass_end: float, early: Sequence[Segment], late: Sequence[Segment]
-) -> TowerTimes:
-    """Return the times of one tower, from its segments before and after the last tower's pass."""
-    busy: Dict[str, float] = defaultdict(float)
-    gaps: Dict[str, float] = defaultdict(float)
-    after: Dict[str, float] = defaultdict(float)
-    for begin, end, kind, reason in early:
-        if reason:
-            gaps[reason] += end - begin
-        else:
-            busy[kind] += end - begin
-    for begin, end, kind, reason in late:
-        after[TOWERS if reason == TOWERS else kind] += end - begin
-    end_of_step = max((kernel.end for kernel in step.kernels[device]), default=0.0)
-    return TowerTimes(device, pass_end, end_of_step, dict(busy), dict(gaps), dict(after))
 
 
 def pass_end_of(step: Step, device: str) -> float:

@@ -4,7 +4,7 @@
 
     packages, nvidia_smi, TensorFlow (probe) ─► machine ─► facts, and problems with a remedy
     nvidia-smi topo -m ─► topology ─► groups=…
-    --copies ─► copies (copier) ─► bits, GB/s      causes: why probe or copier ended
+    --copies ─► copies (copier) ─► bits, GB/s
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ import sys
 import tempfile
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..text import rounded, table
-from .causes import cause_of_end
-from .machine import Finding
+from .machine import Finding, last_words
 
 Pair = Tuple[str, str]
+_NOT_TRIED = "not tried, because TensorFlow ended at another pair"
 START = 180.0  # seconds until TensorFlow has the devices
 LIMIT = 30.0  # seconds for one pair; TensorFlow waits for memory for 10 of them
 _REMEDY = (
@@ -32,69 +32,55 @@ _REMEDY = (
 
 
 class MeasuredCopy(NamedTuple):
-    """The copies of one ordered pair of devices.
+    """The copies of one ordered pair of devices."""
 
-    Attributes:
-        differ: how many of 32 MiB arrived changed.
-        rate: bytes/s; 0 if no time could be measured.
-        fault: why there are no figures; empty if there are.
-    """
-
-    differ: int = 0
-    rate: float = 0.0
-    fault: str = ""
+    differ: int = 0  # how many bytes of 32 MiB arrived changed
+    rate: float = 0.0  # bytes/s; 0 if no time could be measured
+    fault: str = ""  # why there are no figures; empty if there are
 
 
 def copy_all(devices: Sequence[str]) -> Dict[Pair, MeasuredCopy]:
-    """Copy between every ordered pair of K ≥ 2 devices of TensorFlow; show a bar."""
+    """Copy between every ordered pair of K ≥ 2 devices of TensorFlow; show a bar.
+
+    TensorFlow may hang or die at a broken copy. It has a process of its own, which ends then; the
+    pairs that follow are not tried.
+    """
     # Only this function needs it, and a command that prints its help shall not wait for it.
     from tqdm import tqdm
 
     pairs = list(permutations(devices, 2))
-    bar = tqdm(_copied(devices[0], pairs), "copies", len(pairs), disable=None)
-    return dict(zip(pairs, bar))
-
-
-def _copied(device: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
-    """Yield the copies of each pair; a process that hangs or dies is replaced by a new one.
-
-    ``device`` is the first one, with which a process shows that TensorFlow has started.
-    """
-    while pairs:
-        # TensorFlow may hang or die at a broken copy, so that it has a process of its own.
-        todo = {"first": device, "pairs": pairs, "start": START, "limit": LIMIT}
-        with tempfile.TemporaryFile() as errors, subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("copier.py")), json.dumps(todo)],
-            # with errors, because the line that ends TensorFlow does not name CUDA's
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-        ) as process:
-            lines: Any = process.stdout
-            if not lines.readline():
-                fault = f"TensorFlow cannot use {device}, {_fault(process, errors)}"
-                yield from [MeasuredCopy(fault=fault)] * len(pairs)
-                return
-            line = b"{}"
-            while pairs and line:
-                line = lines.readline()
-                pairs = pairs[1:]
-                answer = json.loads(line) if line else {"fault": _fault(process, errors)}
-                yield MeasuredCopy(**answer)
-            # The process is killed, because the end of TensorFlow may hang, too.
+    todo = {"first": devices[0], "pairs": pairs, "start": START, "limit": LIMIT}
+    found: Dict[Pair, MeasuredCopy] = {}
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("copier.py")), json.dumps(todo)],
+        # with errors, because the line that ends TensorFlow does not name CUDA's
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+    ) as process:
+        lines: Any = process.stdout
+        has_begun = bool(lines.readline())
+        for pair in tqdm(pairs, "copies", disable=None):
+            line = lines.readline()
+            if not line:
+                break
+            found[pair] = MeasuredCopy(**json.loads(line))
+        # The process is killed, because the end of TensorFlow may hang, too.
+        if len(found) == len(pairs):
             process.kill()
-
-
-def _fault(process: Any, errors: Any) -> str:
-    """Return why a process has ended."""
-    status = process.wait()
-    errors.seek(0)
-    output = errors.read().decode("utf-8", "replace")
+        status = process.wait()
+        errors.seek(0)
+        output = errors.read().decode("utf-8", "replace")
     # faulthandler ends a process that has no answer in time, and prints such a line.
-    if re.search(r"^Timeout \(", output, re.MULTILINE):
-        return "no answer in time"
-    return f"the process ended: {cause_of_end(status, output)}"
+    is_late = re.search(r"^Timeout \(", output, re.MULTILINE)
+    fault = "no answer in time" if is_late else f"the process ended: {last_words(status, output)}"
+    if not has_begun:
+        fault = f"TensorFlow cannot use {devices[0]}, {fault}"
+    left = pairs[len(found) :]
+    found.update((pair, MeasuredCopy(fault=fault)) for pair in left[:1])
+    found.update((pair, MeasuredCopy(fault=_NOT_TRIED)) for pair in left[1:])
+    return found
 
 
 def report(devices: Sequence[str], copy_by_pair: Dict[Pair, MeasuredCopy]) -> str:
@@ -115,8 +101,10 @@ def _cell(copy: Optional[MeasuredCopy], are_gpus: bool) -> str:
     """Return the figure of one pair; none of a device with itself."""
     if copy is None:
         return "."
-    if copy.fault or copy.differ:
-        return "FAILED" if copy.fault else "DIFFER"
+    if copy.fault:
+        return "–" if copy.fault == _NOT_TRIED else "FAILED"
+    if copy.differ:
+        return "DIFFER"
     speed = rounded(copy.rate / 1e9) if copy.rate else "?"
     return speed if are_gpus else "equal"
 
@@ -129,7 +117,7 @@ def problems(copy_by_pair: Dict[Pair, MeasuredCopy]) -> List[Finding]:
     pairs_by_fault: Dict[str, List[str]] = {}
     for (src, dst), copy in copy_by_pair.items():
         fault = copy.fault or (f"{span} bytes of 32 MiB arrive changed" if copy.differ else "")
-        if fault:
+        if fault and fault != _NOT_TRIED:
             pairs_by_fault.setdefault(fault, []).append(f"{src} → {dst}")
     return [
         Finding(f"copies {', '.join(pairs)}: {fault}", _REMEDY)

@@ -6,15 +6,15 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple, Tuple
+from typing import Any, Iterator, NamedTuple, Tuple
 
 from hier_allreduce import __version__
 
 from ..text import amount, count
-from .causes import cause_of_end
 from .nvidia_smi import NvidiaSmi, groups_of
 from .topology import Groups
 
@@ -33,11 +33,6 @@ _VARIABLES = re.compile(
     r"|TF_(XLA|GPU|FORCE|USE|PLUGGABLE)_\w*)$"
 )
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
-# the lines in which TensorFlow says why it uses no GPU; libnvinfer is TensorRT's, which none needs
-_COMPLAINT = re.compile(
-    r"(Could not load dynamic library '(?!libnvinfer)[^']+'|Cannot dlopen some GPU libraries"
-    r"|[Ff]ailed call to cuInit: .*|Ignoring visible gpu device .*)"
-)
 
 
 class Finding(NamedTuple):
@@ -51,21 +46,12 @@ class Finding(NamedTuple):
 
 
 class TensorFlow(NamedTuple):
-    """TensorFlow as a process of its own finds it.
+    """TensorFlow as a process of its own finds it."""
 
-    Attributes:
-        version: empty if it cannot be used.
-        cuda: whether it was built with CUDA. Without, a plug-in may still bring GPUs.
-        gpus: of each GPU its name, its model, its bytes, and the numbers of the GPUs it reaches.
-        complaint: TensorFlow's own line about GPUs that it does not use.
-        problem: why it cannot be used.
-    """
-
-    version: str = ""
-    cuda: bool = False
-    gpus: Tuple[Any, ...] = ()
-    complaint: str = ""
-    problem: Tuple[Finding, ...] = ()
+    version: str = ""  # empty if it cannot be used
+    cuda: bool = False  # whether it was built with CUDA; without, a plug-in may still bring GPUs
+    gpus: Tuple[Any, ...] = ()  # of each its name, model, bytes, and numbers of GPUs it reaches
+    problem: Tuple[Finding, ...] = ()  # why it cannot be used
 
 
 def findings(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
@@ -136,30 +122,34 @@ def ask_tensorflow() -> TensorFlow:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT,
-            # all lines, because a GPU that is ignored is no warning to TensorFlow
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+            # its warnings and errors may tell why it ends
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
         )
     except subprocess.TimeoutExpired:
         fact = f"TensorFlow did not list its devices within {_TIMEOUT} s"
         return TensorFlow(problem=(Finding(fact, "look at `dmesg`, and reset the GPUs"),))
-    errors = done.stderr.decode("utf-8", "replace")
-    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
     if done.returncode:
-        fact = f"TensorFlow cannot list its devices: {cause_of_end(done.returncode, errors)}"
-        remedy = (
-            "`nvidia-smi` shows who uses the GPUs"
-            if "{}" in lines
-            else "install a TensorFlow for this processor and this Python"
-        )
+        words = last_words(done.returncode, done.stderr.decode("utf-8", "replace"))
+        fact = f"TensorFlow cannot list its devices: {words}"
+        remedy = "it has to run here first: `python -c 'import tensorflow'` has all of its lines"
         return TensorFlow(problem=(Finding(fact, remedy),))
     # Plug-ins may have printed lines of their own before the answer.
-    answer: Dict[str, Any] = json.loads(lines[-1])
-    complaint = _COMPLAINT.search(errors)
-    return TensorFlow(complaint=complaint.group() if complaint else "", **answer)
+    return TensorFlow(**json.loads(done.stdout.decode("utf-8", "replace").splitlines()[-1]))
+
+
+def last_words(status: int, errors: str) -> str:
+    """Return the signal or status of a process that has ended, and its last line that says why.
+
+    Other lines of TensorFlow may come after an error, so that of those with errors the last counts.
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    words = [line for line in lines if re.search("error", line, re.IGNORECASE)] or lines
+    end = signal.Signals(-status).name if status < 0 else f"status {status}"
+    return ": ".join([end, *(line[-300:] for line in words[-1:])])
 
 
 def _tensorflow(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
-    """Yield TensorFlow's GPUs, and why it does not use all of nvidia-smi's."""
+    """Yield TensorFlow's GPUs, and whether it uses all of nvidia-smi's."""
     built = "with" if tensorflow.cuda else "without"
     seen = f"TensorFlow {tensorflow.version}, built {built} CUDA, sees"
     yield Finding(f"{seen} {count(len(tensorflow.gpus), 'GPU')}")
@@ -168,23 +158,12 @@ def _tensorflow(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
         direct = f", peers: {', '.join(map(str, peers)) or 'none'}" if tensorflow.cuda else ""
         yield Finding(f"  {name} {model}, {amount(size, binary=True)}{direct}")
 
-    # CUDA hides GPUs in silence, and TensorFlow says in a line that few people see why it does so.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = len(nvidia.gpus) if visible is None else visible.count(",") + 1
-    if nvidia.gpus and len(tensorflow.gpus) < wanted:
-        said = f" ({tensorflow.complaint})" if tensorflow.complaint else ""
-        remedy = (
-            "it leaves out old and small ones, such as those that drive a display, and CUDA shows"
-            " it one part of split ones (MIG: `nvidia-smi -L` lists the parts)"
-        )
-        if not tensorflow.cuda:
-            remedy = "install one that is built with CUDA, see tensorflow.org/install"
-        elif visible is not None:
-            remedy = "CUDA_VISIBLE_DEVICES hides a word that is no GPU here, and all after it"
-        elif not tensorflow.gpus:
-            remedy = "install the CUDA libraries that fit it, see tensorflow.org/install"
+    # Whoever hides GPUs from CUDA sees it in the facts.
+    all_gpus = count(len(nvidia.gpus), "GPU")
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and len(tensorflow.gpus) < len(nvidia.gpus):
         yield Finding(
-            f"TensorFlow uses {len(tensorflow.gpus)} of {count(wanted, 'GPU')}{said}", remedy
+            f"TensorFlow uses {len(tensorflow.gpus)} of {all_gpus}",
+            "its own lines say why, if a program asks for its devices",
         )
 
 

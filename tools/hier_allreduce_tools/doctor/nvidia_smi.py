@@ -15,19 +15,12 @@ _PATIENCE = 60  # seconds for one call; without the persistence daemon it starts
 
 
 class NvidiaSmi(NamedTuple):
-    """The answers of nvidia-smi.
+    """The answers of nvidia-smi."""
 
-    Attributes:
-        gpus: name and driver of each GPU; none if there is a fault.
-        table: the output of ``nvidia-smi topo -m``; empty on a driver that prints none.
-        reads: that of ``nvidia-smi topo -p2p r``: which GPUs read each other's memory.
-        fault: nvidia-smi's own line, or why there is none; empty if all is well.
-    """
-
-    gpus: Tuple[str, ...] = ()
-    table: str = ""
-    reads: str = ""
-    fault: str = ""
+    gpus: Tuple[str, ...] = ()  # name and driver of each; none if there is a fault
+    table: str = ""  # of ``topo -m``; empty on a driver that prints none
+    reads: str = ""  # of ``topo -p2p r``: which GPUs read each other's memory
+    fault: str = ""  # its own line, or why there is none; empty if all is well
 
 
 def ask_nvidia_smi() -> NvidiaSmi:
@@ -66,18 +59,15 @@ def _run(*command: str) -> Tuple[str, str]:
 
 
 def groups_of(nvidia: NvidiaSmi) -> Optional[Groups]:
-    """Return the two groups along the links of the GPUs that CUDA shows to this process.
+    """Return the two groups along the links of all GPUs.
 
-    Returns:
-        None where these are the halves, and where nvidia-smi, or a CUDA_VISIBLE_DEVICES of other
-        words than numbers, does not tell.
+    None where these are the halves, where nvidia-smi does not tell, and where CUDA_VISIBLE_DEVICES
+    numbers the GPUs in another way.
     """
     try:
         kinds = read_table(nvidia.table)
     except HierAllreduceError:
         return None
-    numbers = [str(gpu) for gpu in range(len(kinds))]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(numbers)).split(",")
-    if not set(visible) <= set(numbers):
-        return None
-    return linked_groups(tuple(tuple(kinds[int(a)][int(b)] for b in visible) for a in visible))
+    numbers = ",".join(map(str, range(len(kinds))))
+    is_usual = os.environ.get("CUDA_VISIBLE_DEVICES", numbers) == numbers
+    return linked_groups(kinds) if is_usual else None

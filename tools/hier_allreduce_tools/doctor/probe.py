@@ -1,4 +1,4 @@
-"""A process that prints ``{}`` once it has TensorFlow, then its version and GPUs, as JSON.
+"""A process that prints TensorFlow's version and GPUs as JSON.
 
 It is a process of its own because TensorFlow may end it, by a signal on a processor that it was not
 built for.
@@ -31,5 +31,4 @@ def probe() -> Dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("{}", flush=True)
     print(json.dumps(probe()), flush=True)

@@ -3,7 +3,7 @@
 ::
 
     command ─► rounds: all candidates, shuffled ─► run: one process group, until it has 41 steps
-                 └► report: a ratio for each candidate, a table, JSON, YAML
+                 └► report: a ratio for each candidate, a table, YAML
 
     a program that is measured: inside, by hier_allreduce.substitute
     both write lines into one journal

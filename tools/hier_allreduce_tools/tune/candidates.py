@@ -2,14 +2,14 @@
 
 ::
 
-    the program as it is │ as it was │ its front end's baselines │ ours by the rule │ two groups
+    the program as it is │ as it was │ its front end's baselines │ ours by the rule │ hierarchical
 """
 
 from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from hier_allreduce import HierAllreduceError, Strategy
 
@@ -47,44 +47,29 @@ _CHANGES: Dict[str, Dict[str, Any]] = {
     **{baseline: {} for baseline in ALL_BASELINES},
     "tower-0-sum": _ON_TOWER_0,
 }
-_NAME = re.compile(r"^(.*?)(-nvlink)?(?:-(\d+)MiB)?$")
-
-Groups = Sequence[Sequence[int]]
+_NAME = re.compile(r"^(.*?)(?:-(\d+)MiB)?$")
 
 
-def changes_of(name: str, groups: Optional[Groups]) -> Optional[Dict[str, Any]]:
+def changes_of(name: str) -> Dict[str, Any]:
     """Return the fields of :class:`hier_allreduce.Strategy` that a candidate changes.
-
-    None if its name asks for groups along NVLink, and there are none.
 
     Raises:
         HierAllreduceError: no candidate has this name.
     """
     if name in _CHANGES:
         return _CHANGES[name]
-    algorithm, along_nvlink, mebibytes = _NAME.findall(name)[0]
+    algorithm, mebibytes = _NAME.findall(name)[0]
     changes = {**_FREE, "algorithm": algorithm}
     if mebibytes:
         changes["chunk_bytes"] = int(mebibytes) << 20
-    # Without groups it would be a plan of halves, under a name that says otherwise.
-    if along_nvlink and groups is None:
-        Strategy(algorithm, groups=((0,), (1,)))
-        return None
-    if along_nvlink:
-        changes["groups"] = groups
     Strategy(**changes)
     return changes
 
 
-def candidates_for(
-    built: Built, only: Sequence[str], groups: Optional[Groups]
-) -> Tuple[List[Candidate], Dict[str, str]]:
+def candidates_for(built: Built, only: Sequence[str]) -> Tuple[List[Candidate], Dict[str, str]]:
     """Return the candidates beside the program as it is, and why others are left out.
 
-    Args:
-        built: the program's all-reduce.
-        only: names for ``--only``; empty for the usual candidates.
-        groups: two groups of towers along NVLink, where they differ from the halves.
+    ``only`` has names for ``--only``; it is empty for the usual candidates.
 
     Raises:
         HierAllreduceError: none is left.
@@ -92,19 +77,14 @@ def candidates_for(
     original = _original_of(built)
     # The program as it was comes first, because people want to know what the change has brought.
     baselines = sorted(BASELINES[built.front_end], key=lambda name: name != original)
-    along_nvlink = [] if groups is None else ["hierarchical-nvlink"]
-    candidates: List[Candidate] = []
-    left_out: Dict[str, str] = {}
-    for name in only or [*baselines, "auto", *along_nvlink, "hierarchical"]:
-        changes = changes_of(name, groups)
-        reason = _why_not(name, built)
-        if changes is None:
-            reason = f"nvidia-smi shows no groups of {built.towers} GPUs but the halves"
-        if reason:
-            left_out[name] = reason
-            continue
-        baseline = name if name in ALL_BASELINES else ""
-        candidates.append(Candidate(name, baseline, changes or {}, name == original))
+    names = only or [*baselines, "auto", "hierarchical"]
+    reasons = {name: _why_not(name, built) for name in names}
+    candidates = []
+    for name in names:
+        if not reasons[name]:
+            baseline = name if name in ALL_BASELINES else ""
+            candidates.append(Candidate(name, baseline, changes_of(name), name == original))
+    left_out = {name: reason for name, reason in reasons.items() if reason}
     if not candidates:
         listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise HierAllreduceError(f"no candidate is for this program: {listed}")

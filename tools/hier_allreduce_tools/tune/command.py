@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -17,16 +17,15 @@ import yaml
 
 from hier_allreduce import HierAllreduceError
 
-from .. import options
-from ..doctor.nvidia_smi import ask_nvidia_smi, groups_of
 from .candidates import OTHERS, changes_of
 from .inside import VARIABLE
 from .journal import Journal, Run
-from .report import Verdict, as_json, report, verdict
+from .report import Verdict, report, verdict
 from .rounds import NothingMeasured, Rounds
 from .run import Runner, noted_signals
 
-_FIRST_LINE = "# written by hier-allreduce tune, which may write it again"
+_SECONDS_BY_UNIT = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DAY = 86400.0
 _BETWEEN_LINES = 30.0  # seconds, where no terminal shows a bar
 _WARNING = f"""\
 Each run starts the program, which really trains: it writes its logs and checkpoints, and a program
@@ -47,12 +46,11 @@ def add_arguments(parser: Any) -> None:
     add = parser.add_argument
 
     help = "minutes of all runs together, such as 10 or 90s (default 10)"
-    add("--minutes", metavar="M", type=partial(options.time, unit="min"), default=600.0, help=help)
+    add("--minutes", metavar="M", type=partial(_time, unit="min"), default=600.0, help=help)
 
     help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm of"
-        " Strategy, also with the size of its chunks (flat-8MiB) or with groups along NVLink"
-        f" (hierarchical-nvlink), or {', '.join(OTHERS)}"
+        f" Strategy, also with the size of its chunks (flat-8MiB), or {', '.join(OTHERS)}"
     )
     add("--only", metavar="A,B", type=_candidates, default=[], help=help)
 
@@ -60,12 +58,10 @@ def add_arguments(parser: Any) -> None:
         "longest time without a step, such as 60s or 2min (default 60s); the start of the first run"
         " may take a third of --minutes, up to 10min"
     )
-    add("--patience", metavar="TIME", type=partial(options.time, unit="s"), default=60.0, help=help)
+    add("--patience", metavar="TIME", type=partial(_time, unit="s"), default=60.0, help=help)
 
     help = "file for the best strategy, for strategy='FILE'"
-    add("-o", metavar="FILE", type=_strategy_file, help=help)
-
-    add("--json", action="store_true", help="one JSON object instead of the table")
+    add("-o", metavar="FILE", type=_new_file, help=help)
 
     help = "go on from the journal of an earlier call, with its program, for other --minutes"
     add("--continue", metavar="JOURNAL", dest="journal", type=Path, help=help)
@@ -78,22 +74,35 @@ def _candidates(argument: str) -> List[str]:
     names = list(dict.fromkeys(name.strip() for name in argument.split(",")))
     for name in names:
         try:
-            changes_of(name, None)
+            changes_of(name)
         except HierAllreduceError as error:
             fault = f"{name!r}: {error}, or one of {', '.join(OTHERS)}"
             raise argparse.ArgumentTypeError(fault) from None
     return names
 
 
-def _strategy_file(argument: str) -> Path:
-    """Read the path of a file to write; one that exists must be of ``tune`` itself."""
-    path = options.output(argument)
-    if path.exists():
-        # A typing error such as ``-o train.py`` must not cost somebody a file.
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if file.readline().rstrip() != _FIRST_LINE:
-                fault = f"{argument!r} exists, and tune has not written it: choose another name"
-                raise argparse.ArgumentTypeError(fault)
+def _time(argument: str, unit: str) -> float:
+    """Read a time such as ``90s``, up to a day, as seconds; a number alone has the ``unit``."""
+    match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*$", argument)
+    # Without a match, or with an unknown unit, the time is 0, which is refused like a 0.
+    digits, given = match.groups() if match else ("0", "")
+    seconds = float(digits) * _SECONDS_BY_UNIT.get(given or unit, 0)
+    if not 0 < seconds <= _DAY:
+        units = ", ".join(_SECONDS_BY_UNIT)
+        fault = f"{argument!r}: expected a time above 0, up to a day, in {units}, such as 10{unit}"
+        raise argparse.ArgumentTypeError(fault)
+    return seconds
+
+
+def _new_file(argument: str) -> Path:
+    """Read the path of a file that does not exist, in any folder that can be made."""
+    path = Path(argument)
+    # A typing error such as ``-o train.py`` must not cost somebody a file.
+    if path.exists() or os.path.lexists(argument):
+        raise argparse.ArgumentTypeError(f"{argument!r} exists: choose another name")
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(str(there), os.W_OK):
+        raise argparse.ArgumentTypeError(f"{argument!r} cannot be written")
     return path
 
 
@@ -108,7 +117,6 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
     if args.program and args.journal:
         raise HierAllreduceError("--continue: the program is in the journal, so leave it out")
-    groups = groups_of(ask_nvidia_smi())
     if not _agrees(args):
         return 1
     journal, settings, runs = _opened(args)
@@ -116,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
     with noted_signals() as signals, _bar(args.minutes) as (show, say):
         rounds = Rounds(Runner(settings, journal, args.minutes, signals, show), runs, say)
         try:
-            rounds.run_all(settings["only"], groups)
+            rounds.run_all(settings["only"])
         except (NothingMeasured, OSError) as error:
             # Minutes of runs must not be lost because a later one cannot start.
             fault = error
@@ -191,7 +199,7 @@ def _bar(seconds: float) -> Iterator[Tuple[Callable[[str], None], Callable[[str]
 
 def _tell(args: argparse.Namespace, conclusion: Verdict, rounds: Rounds, journal: Journal) -> None:
     """Print the table, and what makes a rough answer certain; write the best strategy."""
-    print(json.dumps(as_json(conclusion)) if args.json else report(conclusion))
+    print(report(conclusion))
     if conclusion.missing_pairs:
         measured = [row for row in conclusion.rows if row.runs]
         minutes = rounds.minutes(len(measured) * conclusion.missing_pairs)
@@ -207,14 +215,14 @@ def _tell(args: argparse.Namespace, conclusion: Verdict, rounds: Rounds, journal
     reason = ""
     # A baseline cannot be written, because a strategy file has the fields of ours only.
     if best is None or best.candidate.baseline:
-        reason = conclusion.sentences[0]
+        reason = conclusion.advice
     elif strategy.get("algorithm", "auto") is None:
         reason = f"its algorithm is a function; write {best.candidate.changes} into your Strategy"
     if reason:
         print(f"{args.o} is not written: {reason}", file=sys.stderr)
         return
-    options.make_folder(args.o)
-    comments = [_FIRST_LINE, *(f"# {line}".rstrip() for line in report(conclusion).splitlines())]
+    args.o.parent.mkdir(parents=True, exist_ok=True)
+    comments = [f"# {line}".rstrip() for line in report(conclusion).splitlines()]
     lines = [*comments, yaml.safe_dump(strategy, sort_keys=False)]
     args.o.write_text("\n".join(lines), encoding="utf-8")
     print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)

@@ -24,7 +24,7 @@ CURRENT = "the program as it is"
 class Candidate(NamedTuple):
     """An all-reduce to measure: the program's as it is, another strategy of ours, or a baseline."""
 
-    name: str = CURRENT  # in the table, in JSON, and for --only
+    name: str = CURRENT  # in the table, and for --only
     baseline: str = ""  # the name of an all-reduce that is not ours
     changes: Dict[str, Any] = {}  # noqa: RUF012  fields of Strategy, instead of the program's
     is_original: bool = False  # whether the program used it before hier_allreduce

@@ -1,9 +1,9 @@
-"""Which all-reduce to use: a row for each candidate, a table, JSON and a YAML file."""
+"""Which all-reduce to use: a row for each candidate, and a table."""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..text import amount, table
 from .journal import CURRENT, Candidate, Run
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
     rows: List[Row]
     best: Optional[Row]  # the row to use instead of the program as it is
-    sentences: List[str]  # what to do, and how each row compares
+    advice: str  # what to do
     left_out: Dict[str, str]  # why candidates have no run, by their names
     missing_pairs: int  # of runs, until something may be certain
 
@@ -55,8 +55,7 @@ def verdict(runs: Sequence[Run], left_out: Dict[str, str]) -> Verdict:
     rough = [row.ratio.pairs for row in measured if row.ratio and row.ratio.is_rough]
     missing = pairs_needed(len(measured) - 1) - min(rough) if rough else 0
     best, advice = _advice(rows, measured)
-    sentences = [advice, *(_beside(row, measured[0]) for row in measured[1:])]
-    return Verdict(rows, best, sentences, left_out, missing)
+    return Verdict(rows, best, advice, left_out, missing)
 
 
 def _advice(rows: Sequence[Row], measured: Sequence[Row]) -> Tuple[Optional[Row], str]:
@@ -85,23 +84,8 @@ def _advice(rows: Sequence[Row], measured: Sequence[Row]) -> Tuple[Optional[Row]
     return None, f"keep {CURRENT}: {why}"
 
 
-def _beside(row: Row, base: Row) -> str:
-    """Return a sentence about a row beside the one that all are compared with."""
-    title, of_base, beside = row.candidate.title, base.candidate.title, row.ratio
-    if beside is None:
-        return f"{title} has no run in a round of {of_base}"
-    middle, low, high = (100 * (ratio - 1) for ratio in beside[:3])
-    takes = f"takes {abs(middle):.0f}% {'less' if middle < 0 else 'more'} time a step"
-    if beside.is_rough:
-        return f"{title} {takes} than {of_base}, roughly: by {beside.pairs} pairs of runs only"
-    between = f"{low:+.1f}% to {high:+.1f}%"
-    if low <= 0 <= high:
-        return f"{title}: no difference is certain ({between} time a step)"
-    return f"{title} {takes} ({between}) than {of_base}"
-
-
 def report(verdict: Verdict) -> str:
-    """Return the table, the candidates that are left out, and the sentences as text."""
+    """Return the table, the candidates that are left out, and what to do as text."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
     for row in verdict.rows:
         if not row.runs:
@@ -122,29 +106,6 @@ def report(verdict: Verdict) -> str:
         table(lines),
         legend if size else "",
         "\n".join(left_out),
-        "\n".join(verdict.sentences),
+        verdict.advice,
     ]
     return "\n\n".join(filter(None, paragraphs))
-
-
-def as_json(verdict: Verdict) -> Dict[str, Any]:
-    """Return the verdict as a JSON object: seconds, ratios, names."""
-    candidates: List[Dict[str, Any]] = []
-    for row in verdict.rows:
-        ratio: Dict[str, Any] = row.ratio._asdict() if row.ratio else {}
-        # JSON has no infinite numbers, such as the upper end of an interval of few pairs.
-        if row.ratio and row.ratio.is_rough:
-            ratio.update(low=None, high=None)
-        candidates.append(
-            {
-                "candidate": row.candidate.name,
-                "changes": row.candidate.changes,
-                "step": row.step if row.runs else None,
-                "ratio": ratio or None,
-                "runs": [run.step for run in row.runs],
-                "fault": row.fault,
-            }
-        )
-    best = verdict.best.candidate.name if verdict.best else None
-    listed = {"candidates": candidates, "left_out": verdict.left_out}
-    return {**listed, "best": best, "sentences": verdict.sentences}

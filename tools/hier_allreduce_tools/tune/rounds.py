@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import random
 from statistics import mean
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Sequence
 
 from hier_allreduce import HierAllreduceError
 
 from ..text import duration
-from .candidates import Groups, candidates_for
+from .candidates import candidates_for
 from .journal import CURRENT, Candidate, Run
 from .ratio import pairs_needed
 from .run import STEPS, Runner
@@ -59,7 +59,7 @@ class Rounds:
         for run in earlier_runs:
             self._note(run)
 
-    def run_all(self, only: Sequence[str], groups: Optional[Groups]) -> None:
+    def run_all(self, only: Sequence[str]) -> None:
         """Run rounds until the time is over, or a signal comes.
 
         Raises:
@@ -76,7 +76,7 @@ class Rounds:
         if not self.runs[0].fault:
             usual = max(runner.patience, SLOWEST_START * self.runs[0].start)
             runner.start_patience = min(runner.start_patience, usual)
-        beside, left_out = candidates_for(self.runs[0].built, only, groups)
+        beside, left_out = candidates_for(self.runs[0].built, only)
         self.left_out.update(left_out)
         candidates = [Candidate(), *beside]
         self._announce(candidates)
@@ -119,7 +119,7 @@ class Rounds:
         if run.fault.startswith("ended") or (run.fault.startswith("hung") and not is_built):
             raise NothingMeasured(f"{program} {run.fault}: {_ADVICE_BY_STAGE[run.stage]}")
         if not is_built:
-            raise NothingMeasured(f"{program} {run.fault}; see {runner.log}")
+            raise NothingMeasured(f"{program} {run.fault}")
         self._note(run)
 
     def _note(self, run: Run) -> None:

@@ -38,9 +38,6 @@ _LONGEST_START = 600.0  # seconds
 _LONGEST_LINE = 160  # characters
 # A terminal obeys such characters, so that a table with them would clear the screen.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
-# TensorFlow, its libraries and Python's warnings write such lines into any program.
-_NOISE = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+: [IWE] |[IWE]\d{4} |WARNING|.*Warning: |warnings\.")
-_ERROR = re.compile(r"[\w.]*(Error|Exception): ?")  # the line below a traceback
 
 
 @contextmanager
@@ -165,7 +162,8 @@ class Runner:
         # Whoever sets the system's clock back must not decide which all-reduce is used.
         if step <= 0:
             step = 0.0
-            fault = f"{fault or 'failed: the clock of the system was set'}; {reason_in(self.log)}"
+            fault = fault or "failed: the clock of the system was set"
+            fault += f"; last line of {self.log}: {last_line_of(self.log)}"
         took = time.monotonic() - told.begun
         run = Run(round, candidate, step, took, told.start, told.stage, fault, told.built)
         self._journal.end_run(run)
@@ -249,16 +247,9 @@ def _end(process: Any) -> None:
             process.wait(TERM_SECONDS)
 
 
-def reason_in(log: Path) -> str:
-    """Return the first error in a program's output, or its last own line."""
+def last_line_of(log: Path) -> str:
+    """Return the last line of a program's output, which is its error where one has ended it."""
     # A bar ends its lines with \r only, so that all of them would be one line without this.
     lines = re.split(r"[\r\n]+", log.read_text(encoding="utf-8", errors="replace"))
-    lines = [_CONTROL.sub("", line).strip()[:_LONGEST_LINE] for line in lines]
-    lines = [line for line in lines if line and not _NOISE.match(line)]
-    error = next((line for line in lines if _ERROR.match(line)), "")
-    if error.startswith("EOFError"):
-        return "the program reads its standard input, which is closed here"
-    # "Graph execution error:" has its cause below it.
-    if error and not error.endswith(":"):
-        return error
-    return f"last line: {lines[-1] if lines else 'none'}"
+    shown = [_CONTROL.sub("", line).strip()[:_LONGEST_LINE] for line in lines]
+    return next(filter(None, reversed(shown)), "none")
