@@ -108,7 +108,7 @@ def test_each_fingerprint_is_of_what_its_tower_got(graph):
 
 
 def executed_nodes(step):
-    """Return what a step executes; names of what TensorFlow adds have numbers that count all ops."""
+    """Return what a step executes, without the numbers of what TensorFlow adds to it."""
     edge = re.compile(r"edge_\d+_|_\d+__cf__\d+|__cf__\d+|/_\d+")
     texts = []
     for partition in traced(step).partition_graphs:
