@@ -102,8 +102,8 @@ def copy_check(fetches: Any = None) -> CopyCheck:
 
     The fingerprints are those of this very step, because they are fetched with it. A step that does
     not fetch them executes what it would without them. Equal bits are equal, also where they are no
-    finite numbers. :meth:`TowerOptimizer.hook` and tensorpack's trainer do this by themselves. An
-    all-reduce inside a ``tf.cond`` or a loop is left out.
+    finite numbers. :meth:`TowerOptimizer.hook` does this by itself. An all-reduce inside a
+    ``tf.cond`` or a loop is left out.
 
     Args:
         fetches: what the step runs; None for all that was built in the current graph, such as that

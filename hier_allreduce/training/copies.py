@@ -1,4 +1,4 @@
-"""Copies that are compared while a training runs: the hook of every front end."""
+"""Copies that are compared while a training runs: a hook."""
 
 from __future__ import annotations
 

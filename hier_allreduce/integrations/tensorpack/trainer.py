@@ -6,7 +6,7 @@ from numbers import Number
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
-from tensorpack.callbacks import Callback, HookToCallback
+from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
@@ -21,7 +21,6 @@ from ...errors import HierAllreduceError
 from ...graph import device_strings
 from ...graph.rows import variables_in, warn_of_references
 from ...planning.strategy import Strategy
-from ...training.copies import CopyCheckHook
 from ...training.equality import PeriodicComparison, broadcast, comparison
 from ...training.options import Transform, checked_options
 from ...training.replicas import columns_of
@@ -238,9 +237,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         copies = CopyBeforeSteps(sync, self.BROADCAST_EVERY_EPOCH, every, "SyncVariables")
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
         compare = comparison(updated, self.devices)
-        towers = _CompareTowers(PeriodicComparison(compare, self._options))
-        # A copy that changed bits is named before the towers that differ for it.
-        return [copies, HookToCallback(CopyCheckHook(self._options)), towers]
+        return [copies, _CompareTowers(PeriodicComparison(compare, self._options))]
 
     def setup_callbacks(self, callbacks: Any, monitors: Any) -> None:
         """Set up callbacks as tensorpack does; schedules set a variable of all towers."""
