@@ -13,13 +13,23 @@ MIB = 1 << 20
 
 
 def all_reduce(name: str) -> Build:
-    """Return a baseline, ours, or ours by an algorithm with chunks of so many MiB: ``tree/8``.
+    """Return a baseline, or ours by :func:`strategy_of`."""
+    if name in BASELINES:
+        return BASELINES[name]
+    strategy = strategy_of(name)
+
+    def build(grads: Matrix, devices: Any, average: bool) -> Matrix:
+        return allreduce_grads(grads, devices, average, strategy)
+
+    return build
+
+
+def strategy_of(name: str) -> Strategy:
+    """Return the strategy of ours, or of an algorithm with chunks of so many MiB: ``tree/8``.
 
     With ``" without edges"`` ours adds no control edges; with ``" rows"`` or ``" dense"`` sparse
     gradients travel so.
     """
-    if name in BASELINES:
-        return BASELINES[name]
     sparse = "auto"
     for choice in ("rows", "dense"):
         if name.endswith(f" {choice}"):
@@ -27,17 +37,12 @@ def all_reduce(name: str) -> Build:
     has_edges = not name.endswith(WITHOUT_EDGES)
     name = name.replace(WITHOUT_EDGES, "")
     algorithm, _, size = name.partition("/")
-    strategy = Strategy(
+    return Strategy(
         "auto" if algorithm == OURS else algorithm,
         chunk_bytes=int(float(size) * MIB) if size else None,
         edges=has_edges,
         sparse=sparse,
     )
-
-    def build(grads: Matrix, devices: Any, average: bool) -> Matrix:
-        return allreduce_grads(grads, devices, average, strategy)
-
-    return build
 
 
 def check_names(names: Iterable[str]) -> None:

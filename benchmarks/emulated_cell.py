@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
-from baselines import prepare
-from candidates import all_reduce
+from baselines import BASELINES, prepare
+from candidates import all_reduce, strategy_of
 from emulation import POLL_US, plugin
 from function_step import function_step, mirrored
 from machines import Machine, copies_in, limit, load_machine
@@ -138,7 +138,10 @@ def _built(
     """Return what runs a step for the first time and returns it, and what is known about it."""
     started = time.perf_counter()
     if name.endswith(FUNCTION):
-        reduce = None if name.startswith(NOTHING) else mirrored(devices)
+        base = name[: -len(FUNCTION)]
+        reduce = BASELINES.get(base)
+        if reduce is None and base != NOTHING:
+            reduce = mirrored(devices, strategy_of(base))
         step = function_step(work, devices, reduce, cell.average)
         about = {"build_s": round(time.perf_counter() - started, 2)}
         return lambda: _has_run(step), about

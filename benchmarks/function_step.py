@@ -13,12 +13,14 @@ from baselines import Build, Matrix, by_distribute
 from emulation import plugin
 from training_step import Pass, Variable, add_step
 
+from hier_allreduce import Strategy
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
 
-def mirrored(devices: List[str]) -> Build:
-    """Return the all-reduce of a MirroredStrategy with ``HierarchicalAllReduce``."""
-    strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=HierarchicalAllReduce())
+def mirrored(devices: List[str], choice: Strategy) -> Build:
+    """Return the all-reduce of a MirroredStrategy with ``HierarchicalAllReduce(choice)``."""
+    ours = HierarchicalAllReduce(choice)
+    strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=ours)
 
     def reduce(grads: Matrix, devices: Any, average: bool) -> Matrix:
         rows = []

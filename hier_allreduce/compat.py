@@ -116,6 +116,14 @@ def is_of_function(graph: Any) -> bool:
     return hasattr(graph, "capture")
 
 
+def orders_effects(graph: Any) -> bool:
+    """Return whether TensorFlow will let ops of a graph that have an effect wait for each other.
+
+    It does so in functions, and where autograph has the feature ``AUTO_CONTROL_DEPS``.
+    """
+    return is_of_function(graph) or graph._add_control_dependencies
+
+
 def add_control_edge(before: Any, after: Any) -> None:
     """Let an op that exists wait for another one of its graph."""
     after._add_control_input(before)

@@ -149,17 +149,18 @@ def anchors_table():
 
     A row has a number for each share of the host, and by how much the emulated steps are too short.
     """
-    rows = [["exposed, ms", "machine", "pass, ms", "real", "emulated", "real - emulated"]]
+    rows = [["exposed, ms", "machine", "pass, ms", "host", "real", "emulated", "real - emulated"]]
     found = published_anchors()
     by_row = defaultdict(list)
     for anchor in found:
         by_row[anchor.place.machine, anchor.place.pass_ms, anchor.name].append(anchor)
     for (machine, pass_ms, name), of_row in by_row.items():
         of_row.sort(key=lambda anchor: anchor.place.host)
+        hosts = ", ".join(f"{anchor.place.host:g}" for anchor in of_row)
         real = ", ".join(f"{statistics.median(anchor.real_ms):.1f}" for anchor in of_row)
         emulated = ", ".join(f"{anchor.emulated_ms:.1f}" for anchor in of_row)
         lacking = f"{lacking_ms(found, machine, pass_ms, name):+.1f}"
-        rows.append([name, f"`{machine}`", f"{pass_ms:g}", real, emulated, lacking])
+        rows.append([name, f"`{machine}`", f"{pass_ms:g}", hosts, real, emulated, lacking])
     return table(rows)
 
 

@@ -44,7 +44,7 @@ from typing import Any, DefaultDict, Dict, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
-from ..compat import add_control_edge, is_of_function, tf1
+from ..compat import add_control_edge, is_of_function, orders_effects, tf1
 from ..formatting import count
 from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk
@@ -68,8 +68,9 @@ def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
     """Return whether the backward passes of K towers of one host can wait for sums.
 
     Graphs that a session may know are left alone, because it does not follow edges that it has not
-    seen; and those with reference variables. An op in a loop or a branch cannot wait for one
-    outside. In a function, those of TensorFlow 1 also get their own order of effects.
+    seen; and those with reference variables, or in which autograph orders effects. An op in a loop
+    or a branch cannot wait for one outside. In a function, those of TensorFlow 1 also get their own
+    order of effects.
     """
     if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or tf.executing_eagerly():
         return False
@@ -82,6 +83,8 @@ def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
             return False
     if is_of_function(graph):
         return not any(op._get_control_flow_context() for op in graph.get_operations())
+    if orders_effects(graph):
+        return False
     # An update may overwrite a reference variable before an op that waits has read it.
     has_references = any(op.type in REFERENCE_VARIABLES for op in needed_by(_ends_of(columns)))
     return not has_references and not may_have_session(graph)

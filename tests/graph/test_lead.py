@@ -449,7 +449,7 @@ def test_checks_that_tensorflow_orders_later_close_no_cycle():
 @pytest.mark.tf2
 def test_gradients_that_write_one_variable_close_no_cycle():
     """TensorFlow lets the writes of one tower wait for those of the tower before."""
-    made = []
+    made: list = []
 
     @tf.custom_gradient
     def counted(value):
@@ -557,3 +557,21 @@ def test_towers_with_reference_variables_do_not_wait():
                 rows.append(tf1.gradients(tf.reduce_sum(value), weights))
         allreduce_grads(rows, gpus(), strategy=ALONE)
         assert not edges(graph)
+
+
+@pytest.mark.tf2
+def test_checks_that_autograph_orders_later_close_no_cycle(graph):
+    """Its feature AUTO_CONTROL_DEPS adds edges to the graph of a session, too."""
+
+    def step():
+        rows = changed(usual(), lambda grad: tf1.check_numerics(grad, "not finite"))
+        return rows, allreduce_grads(rows, gpus(), strategy=ALONE)
+
+    ordered = tf.autograph.experimental.Feature.AUTO_CONTROL_DEPS
+    converted = tf.autograph.to_graph(step, recursive=False, experimental_optional_features=ordered)
+    fetched = converted()
+    with session(allow_soft_placement=True) as sess:
+        sess.run(tf1.global_variables_initializer())
+        raw, reduced = sess.run(fetched)
+    for row in reduced:
+        np.testing.assert_allclose(row, np.sum(raw, 0), rtol=1e-5, atol=1e-6)

@@ -181,7 +181,15 @@ def network(keras, normalized=False, policy="float32"):
     return keras.Sequential([*first, *normalization, *last])
 
 
-def fitted(keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager=False, **layers):
+def fitted(
+    keras,
+    strategy=None,
+    samples=2 * BATCH,
+    steps_per_execution=1,
+    eager=False,
+    compiled=False,
+    **layers,
+):
     """Return the weights after ``fit`` on twice the examples, without shuffling."""
     keras.utils.set_random_seed(0)
     data = tf.data.Dataset.from_tensor_slices(examples(samples)).batch(BATCH).repeat(2)
@@ -193,7 +201,7 @@ def fitted(keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager
             steps_per_execution=steps_per_execution,
             run_eagerly=eager,
             # Keras 3 would compile a step on one GPU, and emulated GPUs have no XLA
-            jit_compile=False,
+            jit_compile=compiled,
         )
     model.fit(data, verbose=0, shuffle=False)
     return model.get_weights()
@@ -214,6 +222,13 @@ FITS = {
 def test_keras_3_fits_three_replicas_like_one_device(how):
     keras = pytest.importorskip("keras", "3")
     assert difference(fitted(keras, mirrored(3), **how), fitted(keras, **how)) <= ROUNDING
+
+
+@needs_tf2
+@pytest.mark.cpu_only("emulated GPUs have no XLA")
+def test_keras_3_compiles_the_step_of_one_replica():
+    keras = pytest.importorskip("keras", "3")
+    assert difference(fitted(keras, mirrored(1), compiled=True), fitted(keras)) <= ROUNDING
 
 
 @needs_tf2

@@ -38,7 +38,6 @@ class Model:
             for _ in range(LAYERS):
                 weight = numbers.normal(size=[SIZE, SIZE]).astype("float32") / 4
                 self.variables += [tf.Variable(weight), tf.Variable(tf.zeros([SIZE]))]
-            self.table = tf.Variable(numbers.normal(size=[9, SIZE]).astype("float32"))
             self.means = []
             for _ in range(LAYERS):
                 mean = tf.Variable(tf.zeros([SIZE]), trainable=False, synchronization=on_read)
@@ -71,8 +70,8 @@ class Model:
 
     def weights(self):
         """Return the values of all variables on all replicas."""
-        values = []
-        for variable in [*self.variables, self.table, *self.means]:
+        values: list = []
+        for variable in [*self.variables, *self.means]:
             values += map(np.asarray, self.strategy.experimental_local_results(variable))
         return values
 
@@ -110,10 +109,6 @@ def with_random_numbers(model, value):
         value = model.layer(number, tf.nn.dropout(value, 0.0))
         value += 0.1 * tf.random.stateless_normal(tf.shape(value), [1, number])
     return tf.reduce_sum(value**2)
-
-
-def with_rows(model, value):
-    return model.loss(value + tf.nn.embedding_lookup(model.table, [1, 2, 1, 3]))
 
 
 def in_sixteen_bits(model, value):
