@@ -8,10 +8,13 @@ import re
 import sys
 from typing import Any, Callable, Dict, Mapping, Sequence
 
-# The extra that installs a package which may be missing.
-_EXTRA_BY_PACKAGE = {
-    "tensorflow": "tf",
-    "tensorpack": "tensorpack",
+# What installs a package which may be missing, with quotes for every shell.
+_INSTALL = {
+    "tensorflow": (
+        'python -m pip install ".[tf]" in the checkout installs TensorFlow for CPUs; for GPUs see'
+        " tensorflow.org/install"
+    ),
+    "tensorpack": 'python -m pip install ".[tensorpack]" in the checkout',
 }
 
 
@@ -45,19 +48,11 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
 
 
 def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError:
-    """Return an error that names the extra of the missing package, if ``feature`` needs one."""
-    if error.name not in _EXTRA_BY_PACKAGE:
+    """Return an error that says what installs the missing package, if ``feature`` needs one."""
+    if error.name not in _INSTALL:
         return error
-    install = advice(feature, error.name, _EXTRA_BY_PACKAGE[error.name])
+    install = f"{feature} needs {error.name}: {_INSTALL[error.name]}"
     return ModuleNotFoundError(install, name=error.name)
-
-
-def advice(feature: str, package: str, extras: str) -> str:
-    """Return the command that installs the missing package, with quotes for every shell."""
-    gpus = ""
-    if package == "tensorflow":
-        gpus = " installs TensorFlow for CPUs; for GPUs see tensorflow.org/install"
-    return f'{feature} needs {package}: python -m pip install ".[{extras}]" in the checkout{gpus}'
 
 
 def keras_2_install(tensorflow: str) -> str:

@@ -16,12 +16,12 @@ import hier_allreduce
 pytestmark = pytest.mark.xdist_group("wheel")  # built once
 
 PROGRAM = """
-from typing import Any, List, Tuple
+from typing import Any, List
 
 import hier_allreduce as h
 
 
-def reduced(grads: List[List[Any]], optimizer: Any, cluster: h.Cluster) -> List[Tuple[Any, ...]]:
+def reduced(grads: List[List[Any]], optimizer: Any, cluster: h.Cluster) -> List[List[Any]]:
     devices = ["/gpu:0", "/gpu:1"]
     h.TowerOptimizer(optimizer, devices, strategy="auto", update="sharded", cluster=cluster)
     h.Strategy(algoritm="tree")  # type: ignore[call-arg]

@@ -21,20 +21,13 @@ _RECVS = ("_Recv", "_HostRecv")
 
 
 class Crossing(NamedTuple):
-    """One tensor that crossed between two devices.
-
-    Attributes:
-        src, dst: the devices.
-        op: the one whose result it is.
-        readers: the nodes that read it there.
-        dtype: the one in which it crossed.
-    """
+    """One tensor that crossed between two devices."""
 
     src: str
     dst: str
-    op: str
-    readers: FrozenSet[str]
-    dtype: str
+    op: str  # the one whose result it is
+    readers: FrozenSet[str]  # the nodes that read it there
+    dtype: str  # the one in which it crossed
 
 
 def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:

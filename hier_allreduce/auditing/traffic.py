@@ -26,26 +26,16 @@ Pair = Tuple[Place, Place]
 
 
 class Traffic:
-    """The copies of one sent tensor in one step.
-
-    Attributes:
-        all_reduce: the tensor's.
-        tensor: what the record says of it.
-        planned: the number of copies by pair of places; at most 1 where towers share devices.
-        executed: the number of copies that ran, by pair of places.
-        dtypes: the dtype of the executed copies, by pair.
-        sources: the ops whose results were copied, by pair.
-        ran_at: the places at which an op of the tensor ran.
-    """
+    """The copies of one sent tensor in one step, by pair of places."""
 
     def __init__(self, all_reduce: AllReduce, tensor: SentTensor):
         self.all_reduce = all_reduce
         self.tensor = tensor
-        self.planned: Counter = Counter()
+        self.planned: Counter = Counter()  # at most 1 for each pair where towers share devices
         self.executed: Counter = Counter()
-        self.dtypes: Dict[Pair, str] = {}
-        self.sources: Dict[Pair, Set[str]] = defaultdict(set)
-        self.ran_at: Set[Place] = set()
+        self.dtypes: Dict[Pair, str] = {}  # of the executed copies
+        self.sources: Dict[Pair, Set[str]] = defaultdict(set)  # the ops whose results were copied
+        self.ran_at: Set[Place] = set()  # where an op of the tensor ran
         fields_of_towers = [device_fields(device) for device in all_reduce.devices]
         self._first_on_device = [fields_of_towers.index(fields) for fields in fields_of_towers]
         for move in tensor.schedule:
@@ -78,15 +68,7 @@ class Traffic:
 class ExecutedStep:
     """The traffic of a graph's recorded tensors in one step.
 
-    Args:
-        graph: the one that was built.
-        partitions: the partition graphs of the executed step.
-        prefix: the beginning of all names in the partitions.
-
-    Attributes:
-        traffics: that of each recorded tensor.
-        strayed: by the scope of an all-reduce, a line for each gradient that crosses to another
-            device before it is cut.
+    ``partitions`` are the executed ones; all names there begin with ``prefix``.
     """
 
     def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
@@ -94,6 +76,7 @@ class ExecutedStep:
         self._prefix = prefix
         self._nodes = [node for partition in partitions for node in partition.node]
         self.traffics: List[Traffic] = []
+        # By the scope of an all-reduce: lines about gradients that cross before they are cut.
         self.strayed: Dict[str, List[str]] = defaultdict(list)
         self._traffic_by_scope: Dict[str, Traffic] = {}
         for all_reduce in all_reduces(graph):

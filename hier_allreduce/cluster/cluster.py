@@ -17,14 +17,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from numbers import Real
 from typing import Any, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import tf1
-from ..configs import is_whole_number
 from ..errors import ClusterError
+from ..graphs import memory_of
 from .collectives import (
     ENGINES,
     FIRST_OF_SESSIONS,
@@ -33,10 +32,10 @@ from .collectives import (
     fingerprints,
     has_sum,
 )
-from .environment import Job, check_hosts, job_of
+from .environment import Job, job_of, split_address
 from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
-from .shared_ops import SharedOps, noted_in
+from .shared_ops import SharedOps
 
 
 class Cluster:
@@ -88,23 +87,20 @@ class Cluster:
             communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
-            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of
-                the list, an unknown engine, or a number that is not positive.
+            ClusterError: an invalid or repeated address, a task that is not an index of the list,
+                an unknown engine, or a number of seconds that is not positive.
         """
-        check_hosts(hosts, task)
-        if not is_whole_number(devices_per_host) or devices_per_host < 1:
-            raise ClusterError(
-                f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more"
-            )
+        if len(set(map(split_address, hosts))) < len(hosts):
+            raise ClusterError(f"hosts={hosts!r}: each host needs an address of its own")
+        if task not in range(len(hosts)):
+            raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
+        # TensorFlow would choose NCCL for another word, and its order would not be checked.
         if communication not in ENGINES:
-            raise ClusterError(
-                f"communication={communication!r}: expected one of {', '.join(ENGINES)}"
-            )
-        times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        for key, seconds in times.items():
-            is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-            if not is_number or not 0 < seconds < math.inf:
-                raise ClusterError(f"{key}={seconds!r}: expected seconds, more than 0 and finite")
+            raise ClusterError(f"communication={communication!r}: expected one of {ENGINES}")
+        seconds = (timeout, start_timeout, stall_timeout)
+        # A host would wait for ever: no time is later than "nan".
+        if not all(0 < each < math.inf for each in seconds):
+            raise ClusterError(f"timeouts of {seconds} s: expected more than 0, and finite ones")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
         self.devices_per_host = int(devices_per_host)
@@ -157,8 +153,8 @@ class Cluster:
             variables: the same on every host, in any order. Those without elements are left alone.
 
         Raises:
-            ClusterError: ``variables`` is no list, there is no graph for a session, something is
-                not a variable of it, or a variable's dtype cannot be sent, or its shape is unknown.
+            ClusterError: there is no graph for a session, or a variable's dtype cannot be sent, or
+                its shape is unknown.
         """
         return self.ops.broadcast(variables)
 
@@ -178,8 +174,9 @@ class Cluster:
 
         Raises:
             ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a
-                host has built another graph: the message names the host and the difference. Or
-                the graph has an all-reduce, and is finalized without ops that compare the weights.
+                host has built another graph: the message names the host and the difference.
+            RuntimeError: TensorFlow's, if the graph has an all-reduce, and was finalized before its
+                first session: comparing the weights needs new ops.
         """
         config = session_config(self._job, self.devices_per_host, config)
         graph = graph or tf1.get_default_graph()
@@ -187,9 +184,7 @@ class Cluster:
             return tf1.Session("", graph, config)
         # A host that cannot compare its weights must say so before the others wait for it. Without
         # an all-reduce no step compares them, so the graph may be finalized.
-        weights = None
-        if not graph.finalized or has_sum(graph.get_operations()):
-            weights = fingerprints(graph)
+        weights = fingerprints(graph) if has_sum(graph.get_operations()) else None
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
         health = HealthCheck(self.hosts, self.task, self.timeout)
@@ -212,7 +207,7 @@ class Cluster:
             f"hosts: {self.hosts}",
             f"trainable variables: {len(compared_variables(graph))}",
         ]
-        session.begin([*lines, *noted_in(graph)], self.start_timeout)
+        session.begin([*lines, *memory_of(graph).shared_lines], self.start_timeout)
         return session
 
     def check_session(self, session: Any) -> None:
@@ -224,8 +219,7 @@ class Cluster:
         """
         if self.size > 1 and not isinstance(session, ClusterSession):
             raise ClusterError(
-                f"a {type(session).__name__} does not know the other hosts, and cannot run a step"
-                " with them; open cluster.session() instead"
+                f"a {type(session).__name__} does not know the other hosts: open cluster.session()"
             )
 
     def check_weights(self, session: Any) -> None:
@@ -235,8 +229,8 @@ class Cluster:
             session: from :meth:`session`.
 
         Raises:
-            ClusterError: variables differ, and are named; or the graph was finalized without ops
-                that compare them; or as :meth:`check_session`.
+            ClusterError: variables differ, and are named; or as :meth:`check_session`.
+            RuntimeError: TensorFlow's, if the graph was finalized without ops that compare them.
         """
         self.check_session(session)
         if self.size > 1:

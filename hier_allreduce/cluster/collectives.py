@@ -45,21 +45,13 @@ _NO_GRADIENT = "HierAllreduceOverHosts"
 # The types of ops that this module adds to users' graphs.
 _TYPES = ("CollectiveReduce", "CollectiveBcastSend", "CollectiveBcastRecv")
 
-# Collectives add these dtypes as wider ones, because they have no kernels for them everywhere.
-_WIDER = {
+# The dtypes in which tensors cross, by their own: a wider one where collectives have no kernels. A
+# tensor of another dtype cannot cross.
+CROSSING_DTYPES = {
     **dict.fromkeys(["bool", "int8", "uint8", "int16", "uint16", "int32"], "int64"),
     **dict.fromkeys(["float16", "bfloat16"], "float32"),
+    **{dtype: dtype for dtype in COLLECTIVE_DTYPES},
 }
-
-
-def can_cross(dtype: str) -> bool:
-    """Return whether tensors of a dtype can be sent to, and added up with, those of other hosts."""
-    return dtype in COLLECTIVE_DTYPES or dtype in _WIDER
-
-
-def crossing_dtype(dtype: str) -> Any:
-    """Return the dtype in which a tensor crosses: its own, or a wider one that collectives add."""
-    return tf.as_dtype(dtype if dtype in COLLECTIVE_DTYPES else _WIDER[dtype])
 
 
 # ---- ops -------------------------------------------------------------------------------------
@@ -92,7 +84,7 @@ def gather(integers: Any, job: Job, instance: int) -> Any:
 def send(variable: Any, job: Job, instance: int) -> Any:
     """Return an op that copies the chief's value of a variable to the other hosts."""
     dtype = variable.dtype.base_dtype
-    wide = crossing_dtype(dtype.name)
+    wide = tf.as_dtype(CROSSING_DTYPES[dtype.name])
     hosts = len(job.hosts)
     with tf1.device(f"{_here(job)}/cpu:0"):
         if job.task == 0:
@@ -115,8 +107,7 @@ def _here(job: Job) -> str:
 def _no_gradient(op: Any, grad: Any) -> Any:
     raise ClusterError(
         f"{op.name!r}: the result of an all-reduce over several hosts has no gradient. Take"
-        " gradients of the values that each tower computes before it, or put tf.stop_gradient"
-        " around the result"
+        " gradients of what each tower computes before it, or use tf.stop_gradient"
     )
 
 
@@ -146,21 +137,10 @@ def compared_variables(graph: Any) -> Dict[str, Any]:
 
 
 def fingerprints(graph: Any) -> List[Fingerprint]:
-    """Return a fingerprint for each of :func:`compared_variables`; add those that are missing.
-
-    Raises:
-        ClusterError: some are missing, and the graph is finalized.
-    """
+    """Return a fingerprint for each of :func:`compared_variables`; add those that are missing."""
     variable_by_name = compared_variables(graph)
     tensors_by_name = memory_of(graph).compared
     missing = [name for name in variable_by_name if name not in tensors_by_name]
-    if missing and graph.finalized:
-        more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise ClusterError(
-            "the graph is finalized, and comparing the hosts' weights needs new ops for"
-            f" {missing[0]!r}{more}: open cluster.session() before graph.finalize(), once the graph"
-            " has all its variables"
-        )
     with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
         for name in missing:
             variable = variable_by_name[name]
@@ -204,9 +184,8 @@ def check_order(collectives: Iterable[Any]) -> None:
         is_ordered = before is op or before in op.control_inputs or before in needed_by([op])
         if not is_ordered:
             raise ClusterError(
-                f"{before.name!r} and {op.name!r} would cross between the hosts in one step over"
-                " NCCL, in an order that could differ between the hosts. Run them in different"
-                " steps; or build the second all-reduce under tf.control_dependencies, with results"
-                " of the first; or choose communication='ring'"
+                f"{before.name!r} and {op.name!r} would cross in one step over NCCL, in an order"
+                " that could differ between the hosts: build the second all-reduce under"
+                " tf.control_dependencies of the first, or choose communication='ring'"
             )
         last_by_device[op.device] = op

@@ -44,23 +44,13 @@ _PAUSE = 0.1
 
 
 class HealthCheck:
-    """The health of the other hosts of a job, and the calls that wait for them.
-
-    Args:
-        hosts: H addresses.
-        task: the index of this host.
-        timeout: seconds within which all hosts end after one of them.
-
-    Attributes:
-        timeout: as given.
-        interval: seconds between two heartbeats, and for the answer to one.
-        is_waiting: whether a call waits: also one that was abandoned, or interrupted by Ctrl-C.
-    """
+    """The health of the other hosts of a job, and the calls that wait for them."""
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float):
-        self.timeout = timeout
-        self.interval = timeout / 6
+        self.timeout = timeout  # seconds within which all hosts end after one of them
+        self.interval = timeout / 6  # seconds between two heartbeats, and for the answer to one
         self._address_by_task = {k: address for k, address in enumerate(hosts) if k != task}
+        # Whether a call waits: also one that was abandoned, or interrupted by Ctrl-C.
         self.is_waiting = False
         self._fault = ""  # why the call that still waits was abandoned
 
@@ -68,7 +58,6 @@ class HealthCheck:
         """Return or raise the result of ``function()``, which waits for the other hosts.
 
         Args:
-            function: called in another thread.
             seconds: for which live hosts may keep it waiting.
             doing: why it waits, for the error.
 
@@ -93,8 +82,8 @@ class HealthCheck:
             if not fault and time.monotonic() > end:
                 fault = (
                     f"waited {seconds:g} s for the other hosts {doing}; all of them answer, but one"
-                    " is stuck, has started again, runs another number of steps, or has another"
-                    f" list of hosts than {list(self._address_by_task.values())}"
+                    " is stuck, runs another number of steps, or has another list of hosts than"
+                    f" {list(self._address_by_task.values())}"
                 )
             # The call may have ended while the hosts were asked.
             if fault and not call.done():
@@ -127,10 +116,10 @@ class HealthCheck:
                 suspects = {task: self._address_by_task[task] for task in fault_by_task}
                 fault_by_task = self._faults(suspects)
             if fault_by_task or time.monotonic() > end:
-                clauses = []
-                for task, fault in fault_by_task.items():
-                    clauses.append(f"host {task} ({self._address_by_task[task]}) {fault}")
-                return "; ".join(clauses)
+                return "; ".join(
+                    f"host {task} ({self._address_by_task[task]}) {fault}"
+                    for task, fault in fault_by_task.items()
+                )
             time.sleep(_PAUSE)
 
     def _faults(self, address_by_task: Dict[int, str]) -> Dict[int, str]:
@@ -164,10 +153,7 @@ class HealthCheck:
                 return
             if time.monotonic() > end:
                 self.let_others_find_it()
-                raise ClusterError(
-                    f"after {seconds:g} s not all hosts are there: {fault}. Start it, or correct"
-                    " the list of hosts"
-                )
+                raise ClusterError(f"after {seconds:g} s not all hosts are there: {fault}")
             time.sleep(_PAUSE)
 
 

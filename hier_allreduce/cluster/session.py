@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
-import hashlib
 import os
 import sys
 import threading
@@ -39,9 +37,8 @@ _FROM_OTHER_HOSTS = (
 # TensorFlow calls a process so.
 _INCARNATION = "incarnation"
 _RESTARTED = (
-    "all hosts answer, but one was lost for a moment: it has started again while the others still"
-    " ran, or the network between them failed; or an op here, such as one that reads data, is"
-    " unavailable"
+    "all hosts answer, but one has started again, or was lost for a moment; or an op here, such as"
+    " one that reads data, is unavailable"
 )
 _LONGEST = 300  # characters of TensorFlow's error in ours
 # A process that ends may close its connections before its port.
@@ -49,9 +46,8 @@ _CLOSING_SECONDS = 1.0
 # An error message lists so many differences at most.
 _MOST_LISTED = 5
 _ONE_THREAD = (
-    "another thread is in a step with the other hosts, and TensorFlow would give this one the same"
-    " number: run all such steps from one thread. Work that needs no other host, such as filling a"
-    " queue, can run in any thread"
+    "another thread is in a step with the other hosts: run all such steps from one thread, and"
+    " those that need no other host, such as filling a queue, in any"
 )
 _EQUAL_AT_START = (
     "Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their values, or restore"
@@ -63,15 +59,6 @@ _EQUAL_UPDATES = (
 )
 
 
-class _State(enum.Enum):
-    """The steps with the other hosts that a session can still make."""
-
-    READY = "any"
-    FAILED = "only the one in which hosts end together, because an earlier one ended with an error"
-    LOST = "none, because a host is lost"
-    LEFT = "none, because this host has not joined the others, or has left them"
-
-
 class ClusterSession(tf1.Session):
     """A session whose steps end with an error that names the host if another host fails.
 
@@ -79,15 +66,7 @@ class ClusterSession(tf1.Session):
     can be no other. TensorFlow would give the next step the same number, so it could meet hosts
     that are still in the failed one.
 
-    Args:
-        target: this host's server.
-        graph, config: as in ``tf.compat.v1.Session``.
-        job: the hosts, and which one this is.
-        health: the other hosts' health.
-        stall_timeout: seconds that a live host may keep the others waiting in a step.
-        index: the index of this session among the cluster's, the same on all hosts.
-        instances: the numbers of collectives that sessions add, the same on all hosts.
-        weights: the fingerprints by which hosts compare their weights; None if no step needs them.
+    ``index`` and ``instances`` are the same on all hosts.
     """
 
     def __init__(
@@ -97,10 +76,10 @@ class ClusterSession(tf1.Session):
         config: Any,
         job: Job,
         health: HealthCheck,
-        stall_timeout: float,
-        index: int,
-        instances: Iterator[int],
-        weights: Optional[List[Fingerprint]],
+        stall_timeout: float,  # seconds that a live host may keep the others waiting in a step
+        index: int,  # of this session among the cluster's
+        instances: Iterator[int],  # the numbers of collectives that sessions add
+        weights: Optional[List[Fingerprint]],  # None if no step compares them
     ):
         super().__init__(target, graph, config)
         self._job = job
@@ -111,10 +90,10 @@ class ClusterSession(tf1.Session):
         # Collectives of this class have a graph of their own, because the user's may be finalized.
         self._own = tf1.Session(target, tf.Graph(), config)
         self._table_by_length: Dict[int, Tuple[Any, Any]] = {}
-        # It has no step with the other hosts until it has begun.
-        self._state = _State.LEFT
-        # Errors tell why the state is FAILED or LOST.
-        self._reason = ""
+        # Whether it will meet the others at the end: once it has joined them, and until a host is
+        # lost, or this one leaves.
+        self._is_joined = False
+        self._fault = ""  # why there can be no more steps with the other hosts
         # A step with the other hosts holds this lock.
         self._step = threading.Lock()
         self._collectives_by_ops: Dict[Tuple[Any, ...], List[Any]] = {}
@@ -149,7 +128,8 @@ class ClusterSession(tf1.Session):
 
         with self._only_thread():
             if has_sum(collectives):
-                if _is_time_to_compare(self._sums):
+                # After 0, 1, 2, 4, 8, … sums and each 1000, because most faults show at once.
+                if self._sums & (self._sums - 1) == 0 or self._sums % 1000 == 0:
                     self._compare_weights()
                 self._sums += 1
             numbered = self._numbered(options)
@@ -165,8 +145,8 @@ class ClusterSession(tf1.Session):
     @contextlib.contextmanager
     def _only_thread(self) -> Iterator[None]:
         """Hold the lock of steps with the other hosts, if there can be another step."""
-        if self._state in (_State.FAILED, _State.LOST):
-            raise ClusterError(self._reason)
+        if self._fault:
+            raise ClusterError(self._fault)
         if not self._step.acquire(blocking=False):
             raise ClusterError(_ONE_THREAD)
         try:
@@ -177,11 +157,10 @@ class ClusterSession(tf1.Session):
     def _numbered(self, options: Optional[Any] = None) -> Any:
         """Return the options of a step with the other hosts.
 
-        TensorFlow has a sequence of numbers for each set of collectives. A host asks host 0 for the
-        next number when it first needs it. Suppose that a ``tf.cond`` skips all collectives in the
-        first step of host 0. That step may be over before host 1 asks, so host 1 gets the number of
-        host 0's second step, and they differ by one for ever. So all steps are of one sequence,
-        which begins with the comparison of the graphs.
+        TensorFlow numbers the steps of a set of collectives: a host asks host 0 for the next number
+        when it first needs it. If a ``tf.cond`` skips all collectives in host 0's first step, that
+        may be over before host 1 asks, and their numbers differ for ever. So all steps are of one
+        sequence, which begins with the comparison of the graphs.
         """
         numbered = tf1.RunOptions()
         numbered.CopyFrom(options or tf1.RunOptions())
@@ -189,23 +168,20 @@ class ClusterSession(tf1.Session):
         return numbered
 
     def _watched(self, step: Callable[[], Any]) -> Any:
-        """Return the result of a step with the other hosts; note in the state how it has failed."""
+        """Return the result of a step with the other hosts; note its error for the next ones."""
         try:
             return self._wait(step, self._stall_timeout, "in a step")
         except ClusterError as error:
-            self._state = _State.LOST
-            self._reason = str(error)
+            self._is_joined = False
+            self._fault = str(error)
             raise
         except tf.errors.OpError as error:
             is_end = isinstance(error, tf.errors.OutOfRangeError)
             cause = "the end of its data" if is_end else type(error).__name__
-            self._state = _State.FAILED
-            self._reason = (
-                f"this host's last step with the other hosts ended with {cause}, and after that"
-                " this session cannot run another: the others might still be in that step and take"
-                " the new one for it. Let the data repeat (dataset.repeat()) and run the same"
-                " number of steps on every host; or open a session for each epoch. Runs that need"
-                " no other host are still possible"
+            self._fault = (
+                f"this host's last step with the other hosts ended with {cause}, and the others"
+                " might take another one for it. Let the data repeat (dataset.repeat()) and run the"
+                " same number of steps on every host; or open a session for each epoch"
             )
             raise
 
@@ -235,15 +211,17 @@ class ClusterSession(tf1.Session):
     def begin(self, lines: Sequence[str], seconds: float) -> None:
         """Join the other hosts, if all have the same lines.
 
-        Args:
-            lines: which collectives this host has built, and for which cluster.
-            seconds: to wait for the other hosts.
-
         Raises:
             ClusterError: a host is gone, or has other lines; the message names it and them.
         """
-        for task, joined in enumerate(self._texts("\n".join(lines), seconds)):
-            theirs = joined.split("\n")
+        encoded = "\n".join(lines).encode()
+        doing = "to compare the graphs"
+        # A collective needs equal shapes, so all texts are as long as the longest one.
+        words = -(-self._table([len(encoded)], seconds, doing).max() // 8)  # of 8 bytes
+        padded = encoded.ljust(8 * words, b"\0")
+        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
+        for task, line_bytes in enumerate(table):
+            theirs = line_bytes.tobytes().rstrip(b"\0").decode().split("\n")
             if theirs == list(lines):
                 continue
             there = [f"{line} there" for line in theirs if line not in lines]
@@ -257,14 +235,13 @@ class ClusterSession(tf1.Session):
                 f" ({self._job.task}): {difference}. All hosts must run the same program with the"
                 " same settings"
             )
-        self._state = _State.READY
+        self._is_joined = True
 
     def compare_weights(self) -> None:
         """Check that all hosts hold the same values of all trainable variables; all must call it.
 
         Raises:
-            ClusterError: some differ, and are named; or the graph was finalized without ops for
-                this; or as :meth:`run`.
+            ClusterError: some differ, and are named; or as :meth:`run`.
         """
         with self._only_thread():
             self._compare_weights()
@@ -326,21 +303,6 @@ class ClusterSession(tf1.Session):
 
         return self._wait(step, seconds, doing)
 
-    def _texts(self, own: str, seconds: float) -> List[str]:
-        """Return the texts of all hosts; nothing if they are equal."""
-        # Compare lengths and digests first, because the texts of equal hosts need not cross.
-        doing = "to compare the graphs"
-        encoded = own.encode()
-        digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.int64)
-        table = self._table([len(encoded), *digest], seconds, doing)
-        if (table == table[0]).all():
-            return []
-        # A collective needs equal shapes, so all texts are as long as the longest one.
-        words = -(-table[:, 0].max() // 8)  # of 8 bytes
-        padded = encoded.ljust(8 * words, b"\0")
-        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
-        return [line.tobytes().rstrip(b"\0").decode() for line in table]
-
     # ---- the end -----------------------------------------------------------------------------
 
     def _end_together(self) -> None:
@@ -357,33 +319,20 @@ class ClusterSession(tf1.Session):
         A host that an exception brings here does not wait: the others may be in a step with it.
         """
         if _is_failure(sys.exc_info()[1]) or sys.is_finalizing():
-            self._leave()
-        if self._state in (_State.READY, _State.FAILED) and not self._health.is_waiting:
-            self._leave()
+            self._is_joined = False
+        if self._is_joined and not self._health.is_waiting:
+            self._is_joined = False
             self._end_together()
         # Closing would wait for the call that still waits.
         if not self._health.is_waiting:
             super().close()
             self._own.close()
 
-    def _leave(self) -> None:
-        """Give up all steps with the other hosts but the one in which they end together."""
-        if self._state is not _State.LOST:
-            self._state = _State.LEFT
-
     def __exit__(self, error_type: Any, error: Any, trace: Any) -> None:
         # TensorFlow then calls close() in a thread that does not see the exception.
         if _is_failure(error):
-            self._leave()
+            self._is_joined = False
         super().__exit__(error_type, error, trace)
-
-
-def _is_time_to_compare(sums: int) -> bool:
-    """Return whether hosts compare weights after so many sums: 0, 1, 2, 4, 8, … and each 1000.
-
-    Most faults show at once.
-    """
-    return sums & (sums - 1) == 0 or sums % 1000 == 0
 
 
 def fetched_ops(graph: Any, fetches: Any) -> Tuple[Any, ...]:
@@ -453,7 +402,6 @@ def start_server(job: Job, config: Any) -> Any:
         )
     except tf.errors.OpError as error:
         raise ClusterError(
-            f"this host's server ({job.hosts[job.task]}) does not start: {error.message}. If"
-            " another process uses the port (an earlier run?), end it, or give this host another"
-            " port in every host's list"
+            f"this host's server ({job.hosts[job.task]}) does not start: {error.message}. End an"
+            " earlier run that uses the port, or take another port in every host's list"
         ) from error

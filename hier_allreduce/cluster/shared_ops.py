@@ -10,21 +10,19 @@
 
 from __future__ import annotations
 
-from collections import abc
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import builds_for_session, in_current_graph, tf1
+from ..compat import tf1
 from ..errors import ClusterError, HierAllreduceError
 from ..graphs import memory_of
 from .collectives import (
+    CROSSING_DTYPES,
     FIRST_IN_GRAPHS,
     NCCL,
     ON_ROOTS,
     add_up,
-    can_cross,
-    crossing_dtype,
     gather,
     highest_number,
     send,
@@ -35,25 +33,11 @@ from .environment import Job
 _MOST_DIMENSIONS = 254
 
 
-def noted_in(graph: Any) -> List[str]:
-    """Return the lines about the collectives built in a graph, which all hosts must have."""
-    return list(memory_of(graph).shared_lines)
-
-
 class SharedOps:
-    """What the graph of one host has in common with those of the others.
-
-    Args:
-        job: the hosts, and the index of this one.
-        devices_per_host: K.
-        communication: the engine between roots, ``"ring"`` or ``"nccl"``.
-
-    Attributes:
-        size: H, the number of hosts.
-    """
+    """What the graph of one host has in common with those of the others."""
 
     def __init__(self, job: Job, devices_per_host: int, communication: str):
-        self.size = len(job.hosts)
+        self.size = len(job.hosts)  # H
         self._job = job
         self._devices_per_host = devices_per_host
         self._communication = communication
@@ -78,8 +62,7 @@ class SharedOps:
 
         Raises:
             ClusterError: the gradients are not for ``devices_per_host`` devices; or there are
-                several hosts and no graph for a session (eager execution, ``tf.function``, control
-                flow of TensorFlow 2).
+                several hosts and no graph for a session.
             HierAllreduceError: no collective can add up a gradient's dtype.
         """
         if towers != self._devices_per_host:
@@ -92,7 +75,7 @@ class SharedOps:
         # All checks come before the first note, so that an error leaves the graph unchanged.
         _check_graph()
         for variable, (gradient, dtype, _) in enumerate(gradients):
-            if dtype and not can_cross(dtype):
+            if dtype and dtype not in CROSSING_DTYPES:
                 raise HierAllreduceError(
                     f"variable {variable} ({gradient!r}): {dtype} cannot be added up across hosts;"
                     " cast it to float32 or int64"
@@ -103,7 +86,7 @@ class SharedOps:
         ]
         lines.append(f"communication: {self._communication}")
         lines += [f"{key}: {setting}" for key, setting in settings.items()]
-        self.note(f"all-reduce ({name})", lines)
+        self._note(f"all-reduce ({name})", lines)
         self._last_over_nccl = {}
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
@@ -112,11 +95,6 @@ class SharedOps:
         It is called under the device of tower ``root``, after :meth:`announce`. NCCL matches calls
         by their order. So the calls of one all-reduce with the same root run one after another, in
         the order in which they were built.
-
-        Args:
-            tensor: a tensor of one shape and dtype on all hosts.
-            root: the tower.
-            name: the name scope of the ops.
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tensor
@@ -142,7 +120,7 @@ class SharedOps:
         with tf1.name_scope(name):
             # TensorFlow 1 needs to know the device.
             here = tensor if tensor.device else tf.identity(tensor)
-            wide = tf.cast(here, crossing_dtype(tensor.dtype.name))
+            wide = tf.cast(here, CROSSING_DTYPES[tensor.dtype.name])
             with tf1.control_dependencies(before):
                 instance = self._next_instance()
                 total = add_up(wide, self._job, ON_ROOTS + root, instance, self._communication)
@@ -153,34 +131,22 @@ class SharedOps:
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return the op of :meth:`.Cluster.broadcast`; raises its errors."""
-        # Looking for variables in a tensor or a variable would add ops.
-        if tf.is_tensor(variables) or not isinstance(variables, abc.Iterable):
-            raise ClusterError(
-                f"broadcast needs a list of variables, and this is one {type(variables).__name__}"
-            )
         if self.size == 1:
             return tf.no_op()
         _check_graph()
-        variables = list(variables)
-        line_by_name = {}
-        for variable in variables:
-            if not (in_current_graph(variable) and hasattr(variable, "assign")):
-                raise ClusterError(
-                    f"{variable!r} is not a variable of the graph being built, and cannot be sent"
-                )
-            dtype = str(variable.dtype.base_dtype.name)
-            shape = variable.shape
-            described = _dtype_and_shape(dtype, shape)
-            line_by_name[str(variable.op.name)] = f"{variable.op.name}: {described}"
-            if not can_cross(dtype) or not shape.is_fully_defined():
+        # Variables are sent in the order of their names, because hosts may list them in any.
+        ordered = sorted(variables, key=lambda variable: str(variable.op.name))
+        lines = []
+        for variable in ordered:
+            dtype = variable.dtype.base_dtype.name
+            described = _dtype_and_shape(dtype, variable.shape)
+            lines.append(f"variables: {variable.op.name}: {described}")
+            if dtype not in CROSSING_DTYPES or not variable.shape.is_fully_defined():
                 raise ClusterError(
                     f"variable {variable.op.name!r} is {described}: only numbers of known shape can"
                     " be sent to other hosts; leave it out of the variables"
                 )
-        # Variables are sent in the order of their names, because hosts may list them in any.
-        lines = [f"variables: {line_by_name[sent]}" for sent in sorted(line_by_name)]
-        self.note("broadcast", lines)
-        ordered = sorted(variables, key=lambda variable: str(variable.op.name))
+        self._note("broadcast", lines)
         with tf1.name_scope("broadcast"):
             sent = [
                 send(variable, self._job, self._next_instance())
@@ -194,7 +160,7 @@ class SharedOps:
         self._built += 1
         return FIRST_IN_GRAPHS + self._built - 1
 
-    def note(self, operation: str, lines: Sequence[str]) -> None:
+    def _note(self, operation: str, lines: Sequence[str]) -> None:
         """Note in the graph what is about to be built, in lines that all hosts must have."""
         graph = tf1.get_default_graph()
         # New numbers come after those in the graph, because an imported graph has collectives of an
@@ -214,18 +180,10 @@ def _dtype_and_shape(dtype: str, shape: Any) -> str:
 
 def _check_graph() -> None:
     """Raise a ClusterError if there is no graph, or it is a function's."""
-    graph = tf1.get_default_graph()
-    is_function = hasattr(graph, "capture")
-    if is_function and builds_for_session():
+    if tf.executing_eagerly() or hasattr(tf1.get_default_graph(), "capture"):
         raise ClusterError(
-            "several hosts cannot add up in a function, and TensorFlow 2 makes functions of the"
-            " branches of tf.cond and tf.while_loop: call"
-            " tf.compat.v1.disable_control_flow_v2() before you build the graph. In a tf.function,"
-            " several hosts are not possible"
-        )
-    if tf.executing_eagerly() or is_function:
-        raise ClusterError(
-            "several hosts need a graph and a session: build under"
-            " `with tf.Graph().as_default():` and run it in `cluster.session()`, not eagerly and"
-            " not in a tf.function"
+            "several hosts need a graph and a session, and no function: build under"
+            " `with tf.Graph().as_default():`, for `cluster.session()`. If TensorFlow 2 has made a"
+            " function of a tf.cond or tf.while_loop, call"
+            " tf.compat.v1.disable_control_flow_v2() before"
         )

@@ -102,7 +102,6 @@ ORDINARY = {
         "RANK": "0",
         "BATCH_SIZE": "32",
         "SKYPILOT_NUM_NODES": "1",
-        "CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:2222"]}, "task": {"index": 0}}',
     },
 }
 
@@ -150,7 +149,6 @@ def test_one_process_is_one_host(environ):
         {"DSTACK_NODES_NUM": "2"},
         {"FLUX_JOB_NNODES": "2"},
         {"DET_NUM_NODES": "2"},  # Determined
-        {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}}'},
         # a batch script runs on the first node, and has started its program without a launcher
         {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"},
         {"PBS_NUM_NODES": "2"},
@@ -173,23 +171,21 @@ def test_several_processes_without_a_description_are_an_error(counts):
     [
         ({**STEP, "SLURM_STEP_NUM_TASKS": "6"}, "6 tasks on 3 nodes.*--ntasks-per-node=1"),
         ({"SLURM_STEP_NUM_TASKS": "4"}, "4 tasks on 0 nodes"),
-        ({**STEP, "SLURM_NODEID": ""}, "SLURM_NODEID=''"),
-        ({**STEP, "SLURM_STEP_NODELIST": "n[a-b]"}, "expected names such as"),
         ({"TF_CONFIG": "[]"}, "expected {"),
         (tf_config(HOSTS, type="worker", index=2), "with this process in the list"),
         (tf_config(HOSTS, type=["worker"], index=0), "with this process in the list"),
         (tf_config({}, type="worker", index=1), "with this process in the list"),
         (
             {"TF_CONFIG": '{"Cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}'},
-            "TF_CONFIG has 'Cluster', 'task' and no \"cluster\".*alone. Set TF_CONFIG=",
+            "or {} if each shall train alone",
         ),
         (
             {"TF_CONFIG": '{"sparseCluster": {}, "task": {"type": "chief", "index": 0}}'},
-            "TF_CONFIG has 'sparseCluster', 'task' and no",
+            "with this process in the list",
         ),
-        ({"TF_CONFIG": '{"environment": "cloud"}'}, "TF_CONFIG has 'environment' and no"),
-        (tf_config({"worker": "a:1,b:1"}, type="worker", index=0), "expected {"),
-        (tf_config({"worker": {"0": "a:1"}}, type="worker", index=0), "expected {"),
+        ({"TF_CONFIG": '{"environment": "cloud"}'}, "expected {"),
+        (tf_config({"worker": "a:1,b:1"}, type="worker", index=0), "'a' is not an address"),
+        (tf_config({"worker": {"0": "a:1"}}, type="worker", index=0), "'0' is not an address"),
         (tf_config(HOSTS, type="worker", index=True), "with this process in the list"),
     ],
 )
@@ -202,26 +198,24 @@ def test_a_wrong_description_is_an_error(environ, words, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "jobs, strange",
+    "jobs",
     [
-        ({**HOSTS, "evaluator": ["e:1"]}, "'evaluator'"),
-        ({**HOSTS, "ps": ["p:1"], "evaluator": ["e:1"]}, "'evaluator', 'ps'"),
-        ({"Worker": ["w:1", "x:1"]}, "'Worker'"),
-        ({"master": ["m:1"], "worker": ["w:1"], "ps": []}, "'master'"),
+        {**HOSTS, "evaluator": ["e:1"]},
+        {**HOSTS, "ps": ["p:1"], "evaluator": ["e:1"]},
+        {"Worker": ["w:1", "x:1"]},
+        {"master": ["m:1"], "worker": ["w:1"], "ps": []},
     ],
 )
-def test_every_task_of_a_job_with_other_jobs_gets_the_same_error(jobs, strange):
-    messages = set()
+def test_every_task_of_a_job_with_other_jobs_gets_an_error(jobs):
+    """So none waits for those."""
     for kind in [job for job, hosts in jobs.items() if hosts]:
-        with pytest.raises(ClusterError, match=f"Rename or remove {strange} in") as caught:
+        with pytest.raises(ClusterError, match="no jobs but 'chief' and 'worker', whose tasks all"):
             job_of(tf_config(jobs, type=kind, index=0))
-        messages.add(str(caught.value))
-    assert len(messages) == 1
 
 
 def test_an_evaluator_that_its_cluster_does_not_list_is_told_to_leave():
     """That is how TensorFlow's estimators describe one."""
-    with pytest.raises(ClusterError, match="remove 'evaluator'"):
+    with pytest.raises(ClusterError, match="no jobs but 'chief' and 'worker', whose tasks all"):
         job_of(tf_config(HOSTS, type="evaluator", index=0))
 
 
@@ -238,18 +232,14 @@ def test_node_lists_and_ports_of_slurm():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"hosts": []}, "expected a list of addresses"),
+        ({"hosts": []}, "expected the index of one of 0 hosts"),
+        ({"hosts": "a:1,b:1"}, "'a' is not an address"),
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
-        ({"hosts": ["a:1", "b:1", "a:1"]}, "there more than once"),
-        ({"hosts": ["node:1", "Node:1"]}, "there more than once; .* one machine different ports"),
-        ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),
-        ({"task": True}, "task=True: expected the index"),
-        ({"devices_per_host": 0}, "devices_per_host=0"),
-        ({"devices_per_host": np.bool_(True)}, "devices_per_host=.*True"),
-        ({"devices_per_host": np.float32(2)}, r"devices_per_host=.*2\.0"),
-        ({"communication": "auto"}, "communication='auto': expected one of ring, nccl"),
-        ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
-        ({"timeout": np.float32("nan")}, "timeout=.*nan.*: expected seconds"),
+        ({"hosts": ["a:1", "b:1", "a:1"]}, "each host needs an address of its own"),
+        ({"task": 2}, "task=2: expected the index of one of 2 hosts"),
+        ({"communication": "auto"}, r"communication='auto': expected one of \('ring', 'nccl'\)"),
+        ({"timeout": float("inf")}, r"timeouts of \(inf, "),
+        ({"timeout": np.float32("nan")}, "timeouts of .*nan.*: expected more"),
     ],
 )
 def test_an_invalid_cluster_is_an_error(arguments, words):

@@ -109,7 +109,8 @@ def test_control_edges_count(graph):
     names = [NAMES[n] for n in (3, 0, 5, 1, 4, 2)]
     found = []
     for device in DEVICES:
-        by_name, before = {}, []
+        by_name = {}
+        before: list = []
         with tf.device(device):
             for name in names:
                 with tf.control_dependencies(before):

@@ -210,8 +210,9 @@ def test_no_signal_leaves_a_process_behind(program, tmp_path, ending, runs):
         pytest.skip("only Linux tells a process of the end of its parent")
     python, script = program(FASTER + ("" if runs < 5 else WAITS))
     path = tmp_path / script
-    # a test that runs in the background ignores Ctrl-C, and its children would, too
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    # a test that runs in the background, or under nohup, ignores some, and its children would, too
+    heeded = signal.SIGTERM if ending == "SIGKILL" else getattr(signal, ending)
+    heed = functools.partial(signal.signal, heeded, signal.SIG_DFL)
     command = [*COMMAND, "--yes", "--only", "tree", "--minutes", "1", "--", python, str(path)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=heed
