@@ -47,8 +47,9 @@ class CopyCheck:
     def __init__(self, sent: Sequence[Tuple[AllReduce, SentTensor]]):
         self._sent = sent
         self._equal = 0  # the comparisons so far that found no difference
-        ops = _Fingerprints()
-        self.fingerprints = [ops.of(built, tensor) for built, tensor in sent]
+        self._graph = tf1.get_default_graph()
+        self._constants: Dict[Any, Any] = {}  # by device; chunks share them, because they are many
+        self.fingerprints = [self._of(built, tensor) for built, tensor in sent]
 
     def compare(self, fingerprints: Any, step: int, session: Any = None) -> None:
         """Compare the values that a step gave for :attr:`fingerprints`.
@@ -89,6 +90,40 @@ class CopyCheck:
                     yield f"the copy from {link} has other bits: {chunk}"
                 if built.hosts > 1 and bits[sent.root] != of_hosts[0][sent.root]:
                     yield f"hosts 0 and {host} have other bits of one sum: {chunk}"
+
+    def _of(self, built: AllReduce, sent: SentTensor) -> Any:
+        """Return K int64 of a sent tensor, 0 where it is not; what the graph has already stays."""
+        name = f"{_SCOPE}/{built.scope}{sent.name}"
+        with contextlib.suppress(KeyError):
+            return self._graph.get_tensor_by_name(f"{name}/of_towers:0")
+        if self._graph.finalized:
+            raise HierAllreduceError(
+                "the graph is finalized, and comparing copies needs new ops: call copy_check before"
+            )
+        with forget_colocation(), tf1.control_dependencies(None), tf1.name_scope(f"{name}/"):
+            eight_bytes = [self._of_tower(*at) for at in zip(built.devices, sent.held)]
+            with tf1.device("/cpu:0"):
+                return tf.bitcast(tf.concat(eight_bytes, 0), tf.int64, name="of_towers")
+
+    def _of_tower(self, device: Any, held: str) -> Any:
+        if not held:
+            return self._constant("/cpu:0", [[0] * 8], tf.uint8)
+        # What the tower got is read there. Grappler may prune the copy, which is an identity, and
+        # would then let a reader elsewhere have the source. A shape that it cannot read stays.
+        shape = self._constant(device, [1, -1], tf.int32)
+        method = self._constant("/cpu:0", "farmhash64", tf.string)
+        with tf1.device(device):
+            row = tf.reshape(self._graph.get_tensor_by_name(held), shape)
+        with tf1.device("/cpu:0"):
+            return tf.raw_ops.Fingerprint(data=row, method=method)
+
+    def _constant(self, device: Any, value: Any, dtype: Any) -> Any:
+        key = device, dtype
+        if key not in self._constants:
+            with tf1.device(device):
+                constant = tf.constant(value, dtype)
+                self._constants[key] = tf1.placeholder_with_default(constant, constant.shape)
+        return self._constants[key]
 
 
 def copy_check(fetches: Any = None) -> CopyCheck:
@@ -133,52 +168,7 @@ def sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
             # A step that leaves out some copies runs on without them, and so this tensor is too.
             is_whole = needed is None or needed.issuperset(ops)
             is_sent = copies(tensor.schedule) or built.hosts > 1
-            if ops and is_sent and is_whole and not any(map(_is_conditional, ops)):
+            in_flow = any(op._get_control_flow_context() for op in ops)
+            if ops and is_sent and is_whole and not in_flow:
                 sent.append((built, tensor))
     return sent
-
-
-def _is_conditional(op: Any) -> bool:
-    return op._get_control_flow_context() is not None
-
-
-class _Fingerprints:
-    """Adds fingerprints to the current graph; chunks share constants, because they are many."""
-
-    def __init__(self) -> None:
-        self._graph = tf1.get_default_graph()
-        self._constants: Dict[Any, Any] = {}  # by device
-
-    def of(self, built: AllReduce, sent: SentTensor) -> Any:
-        """Return K int64 of a sent tensor, 0 where it is not; what the graph has already stays."""
-        name = f"{_SCOPE}/{built.scope}{sent.name}"
-        with contextlib.suppress(KeyError):
-            return self._graph.get_tensor_by_name(f"{name}/of_towers:0")
-        if self._graph.finalized:
-            raise HierAllreduceError(
-                "the graph is finalized, and comparing copies needs new ops: call copy_check before"
-            )
-        with forget_colocation(), tf1.control_dependencies(None), tf1.name_scope(f"{name}/"):
-            eight_bytes = [self._of_tower(*at) for at in zip(built.devices, sent.held)]
-            with tf1.device("/cpu:0"):
-                return tf.bitcast(tf.concat(eight_bytes, 0), tf.int64, name="of_towers")
-
-    def _of_tower(self, device: Any, held: str) -> Any:
-        if not held:
-            return self._constant("/cpu:0", [[0] * 8], tf.uint8)
-        # What the tower got is read there. Grappler may prune the copy, which is an identity, and
-        # would then let a reader elsewhere have the source. A shape that it cannot read stays.
-        shape = self._constant(device, [1, -1], tf.int32)
-        method = self._constant("/cpu:0", "farmhash64", tf.string)
-        with tf1.device(device):
-            row = tf.reshape(self._graph.get_tensor_by_name(held), shape)
-        with tf1.device("/cpu:0"):
-            return tf.raw_ops.Fingerprint(data=row, method=method)
-
-    def _constant(self, device: Any, value: Any, dtype: Any) -> Any:
-        key = device, dtype
-        if key not in self._constants:
-            with tf1.device(device):
-                constant = tf.constant(value, dtype)
-                self._constants[key] = tf1.placeholder_with_default(constant, constant.shape)
-        return self._constants[key]

@@ -32,7 +32,6 @@ def environment(
     launch_us: float = 0,
     event_us: float = 0,
     chip_us: float = 0,
-    flip: str = "",
     trace: Optional[str] = None,
 ) -> Dict[str, str]:
     """The environment variables with which TensorFlow has ``count`` emulated GPUs.
@@ -57,7 +56,6 @@ def environment(
         event_us: timed mode: microseconds of a stream that an event takes.
         chip_us: timed mode: the GPUs are parts of one chip and use its memory by turns; what
             follows a copy takes one thread so many microseconds.
-        flip: ``"SENDER RECEIVER N"``: the N-th copy from one GPU to the other changes one bit.
         trace: a file for timed mode's kernels and copies when the process ends.
 
     Example:
@@ -78,7 +76,6 @@ def environment(
         "LAUNCH_US": launch_us,
         "EVENT_US": event_us,
         "CHIP_US": chip_us,
-        "FLIP": flip,
         "TRACE": trace,
     }
     variables = {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": LIBRARY}
