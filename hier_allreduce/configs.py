@@ -11,7 +11,7 @@ import contextlib
 import operator
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Sequence, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
 
 import numpy as np
 import yaml
@@ -157,18 +157,38 @@ def shown(written: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def whole_number(written: Any, where: str) -> int:
-    """Return a whole number of 0 or more. NumPy's integers are numbers, bools are not."""
-    if not is_whole_number(written):
-        raise HierAllreduceError(f"{where}={shown(written)}: expected a whole number of 0 or more")
+def refusal(written: Any, where: str, expected: str) -> HierAllreduceError:
+    """Return the error about a value that an option does not take."""
+    return HierAllreduceError(f"{where}={shown(written)}: expected {expected}")
+
+
+def whole_number(written: Any, where: str, least: int = 0) -> int:
+    """Return a whole number. NumPy's integers are numbers, bools are not."""
+    if not is_whole_number(written) or written < least:
+        raise refusal(written, where, f"a whole number of {least} or more")
     return operator.index(written)
+
+
+def one_of(written: Any, where: str, known: Iterable[Optional[str]]) -> Any:
+    """Return one of some words, of which None may be one."""
+    # An array would be compared with each word element by element.
+    if not isinstance(written, (str, type(None))) or written not in known:
+        raise refusal(written, where, f"one of {', '.join(map(str, known))}")
+    return written
+
+
+def function(written: Any, where: str, signature: str) -> Any:
+    """Return a function, or None for none; an error shows its ``signature``."""
+    if written is not None and not callable(written):
+        raise refusal(written, where, f"a function {signature}")
+    return written
 
 
 def switch(written: Any, where: str) -> bool:
     """Return True or False; 1 and 0 mean them, too."""
     is_bool = isinstance(written, (bool, np.bool_))
     if not is_bool and not (is_whole_number(written) and written < 2):
-        raise HierAllreduceError(f"{where}={shown(written)}: expected True or False")
+        raise refusal(written, where, "True or False")
     return bool(written)
 
 

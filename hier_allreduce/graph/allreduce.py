@@ -46,6 +46,7 @@ def allreduce_grads(
     average: bool = False,
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
+    *,
     cluster: Optional[Cluster] = None,
 ) -> List[List[Any]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
@@ -135,6 +136,7 @@ def allreduce_grads_and_vars(
     average: bool = False,
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
+    *,
     cluster: Optional[Cluster] = None,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
@@ -193,11 +195,8 @@ def checked_layout(
 ) -> Layout:
     """Return the layout of K rows of N gradients; no op is added.
 
-    Args:
-        call: its rows are from :func:`.columns.checked_rows`, and its devices from
-            :func:`.devices.device_strings`.
-        names: of the N variables; by default those of the gradients.
-        owned: with it, each variable has one root.
+    ``names`` are of the N variables, by default those of the gradients. With ``owned`` each
+    variable has one root.
 
     Raises: as :func:`allreduce_grads`.
     """

@@ -55,18 +55,9 @@ class Column(NamedTuple):
         return [grad for grad in self.grads if grad is not None]
 
     @property
-    def has_rows_only(self) -> bool:
-        """Whether all gradients, at least one, are ``tf.IndexedSlices``."""
-        return have_rows_only(self.present)
-
-    @property
     def is_known(self) -> bool:
         """Whether the shape of each gradient is known before the step runs."""
         return all(static_shape(grad).is_fully_defined() for grad in self.present)
-
-    def size_of_rows(self) -> GradientSize:
-        """Return the size of the sum of sparse gradients, if they stay sparse."""
-        return _size_of_rows(self.present, self.shape, self.wire)
 
 
 def column_of(
@@ -171,12 +162,7 @@ def checked_columns(
 ) -> List[Column]:
     """Return the N columns of K×N gradients, by the user's choices.
 
-    Args:
-        rows: K × N, from :func:`checked_rows`.
-        devices: K devices.
-        average: the mean, which integers do not have.
-        strategy: decides about sparse and missing gradients.
-        names: of the N variables; by default those of the gradients.
+    ``names`` are of the N variables; by default those of the gradients.
 
     Raises:
         HierAllreduceError: some entry cannot be added up.
@@ -242,20 +228,12 @@ def _checked_column(
 
 def _fault(grad: Any) -> str:
     """Return why a gradient cannot be added up; "" if it can."""
-    if isinstance(grad, (tuple, list)):
-        return (
-            f"expected a gradient, not a {type(grad).__name__}; for (gradient, variable) pairs use"
-            " allreduce_grads_and_vars, or pass the gradients alone"
-        )
     is_sparse = isinstance(grad, tf.IndexedSlices)
     tensors = {"values": grad.values, "indices": grad.indices} if is_sparse else {"": grad}
     for component, tensor in tensors.items():
         if not isinstance(tensor, tf.Tensor):
             within = f" of tensors, not with {component} that are" if component else ", not"
-            return (
-                f"expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__};"
-                " use tf.convert_to_tensor"
-            )
+            return f"expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__}"
         if not in_current_graph(tensor):
             return (
                 f"{grad!r} does not belong to the graph that is being built; call this inside"
@@ -267,6 +245,7 @@ def _fault(grad: Any) -> str:
             f"{dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
             f" {summable}"
         )
+    # Sums of rows have a height that only the step knows, so TensorFlow would fail there.
     if is_sparse and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
         return (
             f"IndexedSlices with values of shape {grad.values.shape} and indices of shape"

@@ -35,13 +35,12 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     Raises:
         HierAllreduceError: an entry is not a device, or not a valid device name, or one of XLA's.
     """
-    listed = _listed(devices)
-    if listed is None:
+    if not is_list(devices):
         raise HierAllreduceError(
             f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}"
         )
     strings: List[Any] = []
-    for tower, device in enumerate(listed):
+    for tower, device in enumerate(devices):
         is_function = callable(device) and not tf.executing_eagerly()
         if device is None or is_function:
             strings.append(device)
@@ -56,9 +55,7 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
         except ValueError:
             index = -1
         if index is not None and index < 0:
-            hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
-            fault = f"{device!r} is not a device{hint}; {_EXPECTED}"
-            raise HierAllreduceError(f"tower {tower}: {fault}")
+            raise HierAllreduceError(f"tower {tower}: {device!r} is not a device; {_EXPECTED}")
         if str(device_fields(spelling).device_type).startswith("XLA_"):
             raise HierAllreduceError(
                 f"tower {tower}: {spelling} is a device of XLA, on which TensorFlow runs compiled"
@@ -118,16 +115,10 @@ def _warn_of_shared(devices: Sequence[Any]) -> None:
             )
 
 
-def _listed(devices: Any) -> Optional[List[Any]]:
-    """Return what can be iterated, in order, as a list; None for anything else."""
-    # A set has no order, and a text is one device, not a list of them.
-    if isinstance(devices, (str, bytes, set, frozenset)):
-        return None
-    # A number, an array without dimensions and a tensor in a graph cannot be iterated.
-    try:
-        return list(devices)
-    except TypeError:
-        return None
+def is_list(written: Any) -> bool:
+    """Return whether something may hold one entry for each tower: it has an order and parts."""
+    parts_of_one = (str, bytes, set, frozenset, tf.Tensor, tf.Variable)
+    return hasattr(written, "__iter__") and not isinstance(written, parts_of_one)
 
 
 class DeviceFields(NamedTuple):
@@ -166,10 +157,6 @@ def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
 
     Of several names that may mean it, such as ``""`` and ``"/cpu:1"``, the one that says most
     counts.
-
-    Args:
-        device: the name of an executed node's device.
-        devices: K devices, as an all-reduce was built for them.
     """
 
     def said(tower: int) -> int:

@@ -15,6 +15,7 @@ from ..compat import is_eager, tf1
 from ..formatting import amount, count
 from ..graphs import memory_of
 from ..planning.plan import Schedule, reductions, root_of
+from .columns import have_rows_only
 from .devices import all_on_cpu, session_with, tower_at
 from .layout import Layout
 from .lead import Edge
@@ -24,7 +25,13 @@ _log = logging.getLogger("hier_allreduce")
 
 
 class SentTensor(NamedTuple):
-    """One tensor that towers send: a chunk, or the values or indices of a sparse gradient."""
+    """One tensor that towers send: a chunk, or the values or indices of a sparse gradient.
+
+    ::
+
+        sent = hier_allreduce.all_reduces()[0].tensors[0]
+        sent.bytes, sent.root, sent.variables      # 4000000, 0, ("conv1/W", "conv1/b")
+    """
 
     name: str  # its ops are named scope + name + "/…"
     variables: Tuple[str, ...]  # the names of the variables in it
@@ -53,7 +60,13 @@ class SentTensor(NamedTuple):
 
 
 class AllReduce(NamedTuple):
-    """One all-reduce, as it was built; ``print`` it."""
+    """One all-reduce, as it was built; ``print`` it.
+
+    ::
+
+        built = hier_allreduce.all_reduces()[0]
+        built.algorithm, len(built.tensors)        # "flat", 3
+    """
 
     scope: str  # the name scope of its ops
     algorithm: str  # the name of the plan's algorithm
@@ -115,7 +128,7 @@ def record(
         # copied as it is.
         elsewhere: List[Any] = []
         for column in columns:
-            elsewhere += (grad for k, grad in enumerate(column.grads) if k != chunk.root)
+            elsewhere += column.grads[: chunk.root] + column.grads[chunk.root + 1 :]
         is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
         # Rows and their indices travel as two tensors, which the ends of their names tell apart.
         at_root = at_towers[chunk.root]
@@ -130,24 +143,27 @@ def record(
                 shape = tensor.shape if ending == ".indices" else columns[0].shape
                 width = shape[1:].num_elements()
                 elements = None if None in (height, width) else height * width
-            in_ops = chunk.name + ending
-            is_index = ending == ".indices"
-            dtype = str(tensor.dtype.name) if is_index else columns[0].wire
-            schedule = chunk.schedule
             sent.append(
                 SentTensor(
-                    *(in_ops, variables, schedule, elements, dtype, is_sparse, copied, tuple(held))
+                    name=chunk.name + ending,
+                    variables=variables,
+                    schedule=chunk.schedule,
+                    elements=elements,
+                    dtype=tensor.dtype.name if ending == ".indices" else columns[0].wire,
+                    is_rows=is_sparse,
+                    copied=copied,
+                    held=tuple(held),
                 )
             )
     built = AllReduce(
-        scope,
-        layout.plan.algorithm,
-        layout.devices,
-        layout.hosts,
-        tuple(sent),
-        description,
-        tuple(edges),
-        layout.digest,
+        scope=scope,
+        algorithm=layout.plan.algorithm,
+        devices=layout.devices,
+        hosts=layout.hosts,
+        tensors=tuple(sent),
+        description=description,
+        edges=tuple(edges),
+        plan=layout.digest,
     )
     memory_of(tf1.get_default_graph()).all_reduces.append(built)
 
@@ -207,21 +223,10 @@ def describe(layout: Layout) -> str:
 
 def _sent_dense(layout: Layout) -> str:
     """Return a clause about the sparse gradients that are made dense; empty if there are none."""
-    made_dense = []
+    made_dense = 0
     for column in layout.columns:
-        if column.has_rows_only and not column.is_sparse:
-            made_dense.append(column)
-    if not made_dense:
-        return ""
-    clause = f"; {count(len(made_dense), 'sparse gradient')} made dense"
-    # Bytes are said only where all are known, because a sum of some would mislead.
-    sizes = [column.size for column in made_dense]
-    as_rows = [column.size_of_rows() for column in made_dense]
-    if any(size.elements is None for size in (*sizes, *as_rows)):
-        return clause
-    dense_bytes = sum(size.bytes for size in sizes)
-    row_bytes = sum(size.bytes for size in as_rows)
-    return f"{clause}, {amount(dense_bytes)} instead of ≤ {amount(row_bytes)} of rows"
+        made_dense += have_rows_only(column.present) and not column.is_sparse
+    return f"; {count(made_dense, 'sparse gradient')} made dense" if made_dense else ""
 
 
 @lru_cache(maxsize=None)

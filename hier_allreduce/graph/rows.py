@@ -9,18 +9,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
+from ..cluster import Cluster
 from ..compat import is_resource, tf1
+from ..configs import refusal
 from ..errors import ClusterError, HierAllreduceError
 from ..formatting import count, warn
-from .devices import device_fields, devices_match
-from .names import name_of, names_within_towers, where
+from .columns import static_shape
+from .devices import device_fields, devices_match, is_list
+from .names import name_of, where
 
 VAR_LIST_ADVICE = (
     "without var_list=, compute_gradients takes all towers' variables: give it those of its own"
@@ -33,12 +34,12 @@ Rows = Tuple[Tuple[Any, ...], ...]  # K × N
 def check_average(average: Any) -> None:
     """Raise a HierAllreduceError if ``average`` is not a bool; NumPy's bools are bools."""
     if not isinstance(average, (bool, np.bool_)):
-        raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
+        raise refusal(average, "average", "True for the mean, False for the sum")
 
 
 def check_cluster(cluster: Any) -> None:
     """Raise a ClusterError if ``cluster`` is neither a cluster nor None, which is one host."""
-    if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
+    if cluster is not None and not isinstance(cluster, Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
 
 
@@ -49,20 +50,14 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
         HierAllreduceError: not K rows, or rows of different lengths.
     """
     shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
-    if not _is_list(all_grads):
+    if not is_list(all_grads):
         raise HierAllreduceError(f"{shape}; it is one {type(all_grads).__name__}")
     rows = list(all_grads)
     if len(rows) != len(devices):
-        lengths = {len(row) if isinstance(row, (tuple, list)) else -1 for row in rows}
-        hint = ""
-        if _are_pairs(rows):
-            hint = f"; these are pairs: give {count(len(devices), 'list')} of them"
-        elif lengths == {len(devices)}:
-            hint = "; these look like N columns: transpose them with zip(*all_grads)"
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
-        raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device{hint}")
+        raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device")
     for tower, row in enumerate(rows):
-        if not _is_list(row):
+        if not is_list(row):
             fault = f"its row is one {type(row).__name__}; {shape}"
             raise HierAllreduceError(f"{where(tower, devices)}: {fault}")
     # Rows are read once and kept, because they may be iterators.
@@ -71,36 +66,8 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
         lengths_of = [f"{where(k, devices)} has {len(row)}" for k, row in enumerate(full)]
         counts = ", ".join(lengths_of)
         fault = f"every tower must have the same number of gradients: {counts}"
-        raise HierAllreduceError(fault + _unshared(full))
+        raise HierAllreduceError(f"{fault}; {VAR_LIST_ADVICE}")
     return full
-
-
-def _are_pairs(entries: Sequence[Any]) -> bool:
-    """Return whether entries are (gradient, variable) pairs, with which a row is filled."""
-    return bool(entries) and all(
-        not _fault_of_pair(entry) and hasattr(entry[1], "assign") for entry in entries
-    )
-
-
-def _is_list(rows: Any) -> bool:
-    return hasattr(rows, "__iter__") and not isinstance(rows, (tf.Tensor, tf.Variable))
-
-
-def _unshared(rows: Rows) -> str:
-    """Return a clause with the variables that only some towers have; "" for gradients alone."""
-    pairs = []  # K rows of (gradient, variable) pairs
-    for row in rows:
-        pairs.append([pair for pair in row if not _fault_of_pair(pair)])
-    # One variable has one name on all towers, because the names are without the towers' scopes.
-    towers_by_name: Counter = Counter()
-    for names in names_within_towers([variables_in(row) for row in pairs]):
-        towers_by_name.update(set(names))
-    unshared = [name for name, towers in towers_by_name.items() if towers < len(rows)]
-    clause = f"; not on every tower: {', '.join(sorted(unshared))}" if unshared else ""
-    # A gradient is None for other towers' variables, which come without var_list=.
-    some_grad_is_none = any(grad is None for row in pairs for grad in grads_in(row))
-    advice = f"; {VAR_LIST_ADVICE}" if some_grad_is_none else ""
-    return clause + advice
 
 
 def grads_in(pairs: Sequence[Any]) -> List[Any]:
@@ -121,18 +88,24 @@ def checked_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Rows:
             rows that hold other towers' variables.
     """
     rows = checked_rows(all_grads_and_vars, devices)
-    if _are_pairs(rows):
-        raise HierAllreduceError(
-            f"these are the {count(len(rows), 'pair')} of one tower: give a list of"
-            f" {count(len(devices), 'such list')}, one for each tower"
-        )
     for tower, row in enumerate(rows):
         for variable, pair in enumerate(row):
             fault = _fault_of_pair(pair)
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, variable)}: {fault}")
     _check_homes([variables_in(row) for row in rows], devices)
-    return rows
+    return tuple(tuple((_of_variable(grad, var), var) for grad, var in row) for row in rows)
+
+
+def _of_variable(grad: Any, var: Any) -> Any:
+    """Return a gradient, whose rows get their variable's shape if they tell another height.
+
+    TensorFlow's updates of rows ignore ``dense_shape``, so some programs write any.
+    """
+    is_sparse = isinstance(grad, tf.IndexedSlices) and grad.dense_shape is not None
+    if not is_sparse or static_shape(grad)[:1].is_compatible_with(var.shape[:1]):
+        return grad
+    return tf.IndexedSlices(grad.values, grad.indices, np.array(var.shape.as_list()))
 
 
 def _fault_of_pair(pair: Any) -> str:

@@ -19,13 +19,8 @@ class SixteenBitSum(Sum):
 
     Each sum is formed in float32, and rounded before it is sent. A mean travels as the running mean
     of the contributions so far. So it overflows nowhere if the gradients do not, and small
-    gradients do not vanish. docs/how-it-works.md has the error bound.
-
-    Args:
-        name: the chunk's name in op names.
-        context: what the chunks of the all-reduce share.
-        wire: the 16-bit dtype.
-        dtype: the gradients' dtype.
+    gradients do not vanish. docs/how-it-works.md has the error bound. ``wire`` is the 16-bit dtype,
+    and ``dtype`` that of the gradients.
     """
 
     def __init__(self, name: str, context: Context, wire: str, dtype: str):

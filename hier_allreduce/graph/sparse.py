@@ -28,13 +28,8 @@ class RowSum(Sum):
     """The sum of one sparse gradient, ``tf.IndexedSlices``: a row for each index on any tower.
 
     Rows of equal index are added up here, once. CUDA adds them in an order that varies, so towers
-    that each added up the same rows would part.
-
-    Args:
-        name: the chunk's name in op names.
-        context: what the chunks of the all-reduce share.
-        column: the gradient's column.
-        row_sum: the sum in whose dtypes rows travel and are added.
+    that each added up the same rows would part. Rows travel and are added in the dtypes of
+    ``row_sum``.
     """
 
     def __init__(self, name: str, context: Context, column: Column, row_sum: Sum):

@@ -23,7 +23,12 @@ Rows = Sequence[Sequence[Any]]  # K×N gradients
 
 
 class Call(NamedTuple):
-    """An all-reduce that a program is about to build; it has no op yet."""
+    """An all-reduce that a program is about to build; it has no op yet.
+
+    ::
+
+        hier_allreduce.substitute(lambda call: print(call.hosts) or hier_allreduce.Substitute())
+    """
 
     rows: Rows  # K×N gradients
     devices: Tuple[Any, ...]  # K
@@ -41,7 +46,13 @@ class Call(NamedTuple):
 
 
 class Substitute(NamedTuple):
-    """What is built instead; each field left out means: as without it."""
+    """What is built instead; each field left out means: as without it.
+
+    ::
+
+        Substitute(strategy=Strategy("tree"))      # the same all-reduce, with another plan
+        Substitute(reduce=lambda rows: rows)       # none, to measure a step without it
+    """
 
     strategy: Optional[Strategy] = None  # to plan with
     reduce: Optional[Callable[[Rows], Rows]] = None  # K×N gradients to K×N sums or means

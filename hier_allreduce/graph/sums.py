@@ -44,12 +44,7 @@ class Context:
 
 
 class Sum(ChunkOps[Any]):
-    """The sum of one chunk's tensors, in their dtype.
-
-    Args:
-        name: the chunk's name in op names.
-        context: what the chunks of the all-reduce share.
-    """
+    """The sum of one chunk's tensors, in their dtype; ``name`` is the chunk's in op names."""
 
     def __init__(self, name: str, context: Context):
         self.name = name
@@ -81,13 +76,7 @@ class Sum(ChunkOps[Any]):
         return tensor
 
     def add(self, terms: Sequence[Any], towers: Sequence[int], dst: int) -> Any:
-        """Return the sum of two tensors or more on tower ``dst``.
-
-        Args:
-            terms: tensors.
-            towers: the tower of each of them.
-            dst: a tower.
-        """
+        """Return the sum of two tensors or more, one of each of ``towers``, on tower ``dst``."""
         shape = terms[0].shape
         are_known = all(term.shape.is_fully_defined() for term in terms)
         if are_known and len(terms) > 2 and self.context.on_cpu and self.context.can_hide:

@@ -27,7 +27,7 @@ from typing import (
     Union,
 )
 
-from ..configs import is_whole_number
+from ..configs import whole_number
 from ..errors import HierAllreduceError
 
 V = TypeVar("V")
@@ -241,8 +241,7 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
             something else; or a tower does not get the sum, or gets it twice. The message names
             the move, or the towers.
     """
-    if not is_whole_number(towers) or towers < 1:
-        raise HierAllreduceError(f"towers={towers!r}: expected a whole number of 1 or more")
+    towers = whole_number(towers, "towers", least=1)
     if not hasattr(moves, "__iter__"):
         raise HierAllreduceError(f"{moves!r}: expected moves, a list of Reduce and Copy")
     # Take far more moves than are needed, but not all, because a user's generator may have no end.

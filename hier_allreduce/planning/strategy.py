@@ -84,11 +84,8 @@ class Strategy:
     chunks: Optional[int] = None
 
     def __post_init__(self) -> None:
-        if not callable(self.algorithm) and self.algorithm not in ALGORITHMS:
-            raise HierAllreduceError(
-                f"algorithm={configs.shown(self.algorithm)} is unknown; there are"
-                f" {', '.join(ALGORITHMS)}"
-            )
+        if not callable(self.algorithm):
+            configs.one_of(self.algorithm, "algorithm", ALGORITHMS)
         # A dtype is given as TensorFlow's or NumPy's, too, and travels as its name.
         wire_dtype: Any = self.wire_dtype
         if isinstance(wire_dtype, type):  # NumPy's are classes, such as np.float16
@@ -96,11 +93,7 @@ class Strategy:
         wire_dtype = getattr(wire_dtype, "name", wire_dtype)
         object.__setattr__(self, "wire_dtype", wire_dtype)
         for field, words in _WORDS_BY_FIELD.items():
-            word = getattr(self, field)
-            if word not in words:
-                listed = ", ".join(filter(None, words))
-                unknown = f"{field}={configs.shown(word)}"
-                raise HierAllreduceError(f"{unknown} is unknown; there are {listed}")
+            configs.one_of(getattr(self, field), field, words)
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
         for field in ("chunk_bytes", "main", "chunks"):
             integer = getattr(self, field)
@@ -109,10 +102,10 @@ class Strategy:
         # Chunks below a page cost more than they carry, and a model would have millions of them.
         if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
             expected = f"0, or {LEAST_CHUNK} bytes or more"
-            raise HierAllreduceError(f"chunk_bytes={self.chunk_bytes}: expected {expected}")
+            raise configs.refusal(self.chunk_bytes, "chunk_bytes", expected)
         if self.chunks is not None and (self.chunks < 1 or self.chunk_bytes is not None):
             expected = "1 or more, and no chunk_bytes beside it"
-            raise HierAllreduceError(f"chunks={self.chunks}: expected {expected}")
+            raise configs.refusal(self.chunks, "chunks", expected)
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
             groups = []
@@ -121,7 +114,7 @@ class Strategy:
                     groups.append(tuple(configs.whole_number(tower, "groups") for tower in group))
             except (TypeError, HierAllreduceError):
                 expected = "tuples of towers: ((0, 1), (2, 3))"
-                raise HierAllreduceError(f"groups={self.groups!r}: expected {expected}") from None
+                raise configs.refusal(self.groups, "groups", expected) from None
             object.__setattr__(self, "groups", tuple(groups))
             if self.algorithm not in WITH_GROUPS:
                 algorithms = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
@@ -168,7 +161,7 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     if not isinstance(strategy, (str, os.PathLike)):
         expected = "a Strategy, an algorithm's name, or the name or path of a YAML file"
         hint = "; a function goes into Strategy(algorithm=…)" if callable(strategy) else ""
-        raise HierAllreduceError(f"strategy={strategy!r}: expected {expected}{hint}")
+        raise configs.refusal(strategy, "strategy", expected + hint)
     return Strategy.load(strategy)
 
 

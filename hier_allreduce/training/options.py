@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence
 
-from ..configs import is_whole_number
-from ..errors import HierAllreduceError
+from .. import configs
 from ..graph.rows import check_average, check_cluster
 from ..planning.strategy import Strategy, strategy_from
 
@@ -64,20 +63,18 @@ def checked_options(
         ClusterError: ``cluster`` is no cluster.
     """
     check_average(average)
-    if update not in UPDATES:
-        known = ", ".join(map(repr, UPDATES))
-        raise HierAllreduceError(f"update={update!r} is unknown; there are {known}")
-    if transform is not None and not callable(transform):
-        raise HierAllreduceError(
-            f"transform={transform!r}: expected a function from N reduced gradients to N gradients,"
-            " such as lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]"
-        )
+    configs.one_of(update, "update", UPDATES)
+    configs.function(
+        transform,
+        "transform",
+        "from N reduced gradients to N gradients, such as"
+        " lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]",
+    )
     counts = {"broadcast_every": broadcast_every}
     if check_replicas_every is not None:
         counts["check_replicas_every"] = check_replicas_every
     for option, steps in counts.items():
-        if not is_whole_number(steps):
-            raise HierAllreduceError(f"{option}={steps!r}: expected a number of steps, or 0")
+        configs.whole_number(steps, option)
     check_cluster(cluster)
     strategy = strategy_from(strategy)
     return Options(

@@ -5,7 +5,16 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import ALGORITHMS, IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
+from helpers.graphs import (
+    ALGORITHMS,
+    IS_TF2,
+    XPU,
+    evaluate,
+    gpu_or_cpu,
+    gpus_or_cpus,
+    on_towers,
+    tf1,
+)
 from helpers.rows import for_each
 
 import hier_allreduce
@@ -91,12 +100,7 @@ MATRICES: dict = {
     "columns": (
         lambda: list(zip(*rows())),
         "2 rows of gradients for 4 devices",
-        "zip(*all_grads)",
-    ),
-    "pairs without rows": (
-        lambda: [(of("float32", [2]), tf.Variable(1.0)) for _ in range(5)],
-        "5 rows of gradients for 4 devices",
-        "these are pairs: give 4 lists of them",
+        "all_grads[tower][variable]",
     ),
     "a tensor": (lambda: of("float32", [4, 2]), SHAPES, "it is one ", "Tensor"),
     "None": (lambda: None, SHAPES, "it is one NoneType"),
@@ -116,7 +120,7 @@ MATRICES: dict = {
         "tower 2 (/cpu:2), variable 0",
         IN_ORDER,
     ),
-    "pairs": (rows_of_pairs, "expected a gradient, not a tuple", "allreduce_grads_and_vars"),
+    "pairs": (rows_of_pairs, "expected a tf.Tensor or tf.IndexedSlices, not tuple"),
     "indices of two dtypes": (
         indices_of_two_dtypes,
         "variable 0",
@@ -133,8 +137,8 @@ def test_a_matrix_of_another_form_is_an_error(graph, case):
 
 # tower, variable, a function that makes its gradient, and words of the message
 GRADIENTS: dict = {
-    "a list": (2, 1, lambda: [1.0, 2.0], "expected a gradient, not a list"),
-    "an array": (3, 0, lambda: np.zeros(3), "('v0_of_tower0')", "not ndarray", "convert_to"),
+    "a list": (2, 1, lambda: [1.0, 2.0], "tf.IndexedSlices, not list"),
+    "an array": (3, 0, lambda: np.zeros(3), "('v0_of_tower0')", "not ndarray"),
     "a bool": (2, 0, lambda: of(tf.bool), "bool has no sum", "cast it to a number"),
     "of another graph": (3, 0, of_another_graph, "does not belong", "graph.as_default()"),
     "another dtype": (
@@ -197,8 +201,8 @@ def test_an_error_names_the_tower_and_variable_of_a_wrong_gradient(graph, case):
 
 # devices, and words of the message
 DEVICES = [
-    ([0, 1, 2, 3], "tower 0: 0 is not a device (did you mean '/gpu:0'?); ", ONE_DEVICE),
-    (list(np.arange(4) + 2), "is not a device (did you mean '/gpu:2'?)", ONE_DEVICE),
+    ([0, 1, 2, 3], "tower 0: 0 is not a device; ", ONE_DEVICE),
+    (list(np.arange(4) + 2), "is not a device; ", ONE_DEVICE),
     (["/cpu:0", "/cpu:1", "/cpu:2", True], "tower 3: True is not a device; ", ONE_DEVICE),
     (["/cpu:0", b"/cpu:1", "/cpu:2", "/cpu:3"], "tower 1: b'/cpu:1' is not a device"),
     (["/cpu:0", "nonsense", "/cpu:2", "/cpu:3"], "tower 1: 'nonsense' is not a device", ONE_DEVICE),
@@ -209,7 +213,6 @@ DEVICES = [
     ({"/cpu:0"}, "devices must be a list with one device for each tower, not {'/cpu:0'}"),
     (None, "devices must be a list with one device for each tower, not None"),
     (np.int64(4), "devices must be a list with one device for each tower, not "),
-    (np.array(4), "devices must be a list with one device for each tower, not array(4)"),
     ([], "devices is empty"),
 ]
 
@@ -509,18 +512,10 @@ def named_again(names):
         return named(names)
 
 
-UNEVEN = [
-    ([["t1/w", "t2/w", "b"], ["tower1/t1/w", "tower1/b"]], "t2/w"),
-    ([["m_0/layer/w"], ["m_1/layer/w", "m_1/layer/b"]], "layer/b"),
-    ([["all/w"], ["all/w", "tower1/only/b", "tower1/c"]], "c, only/b"),
-]
-
-
-@pytest.mark.parametrize("names, some", UNEVEN)
-def test_variables_that_a_tower_lacks_are_an_error(graph, names, some):
-    raises(
-        [f"; not on every tower: {some}"], allreduce_grads_and_vars, named(names), gpus_or_cpus(2)
-    )
+def test_variables_that_a_tower_lacks_are_an_error(graph):
+    rows = named([["m_0/w"], ["m_1/w", "m_1/b"]])
+    words = ["tower 0 (/cpu:0) has 1, tower 1 (/cpu:1) has 2", "var_list="]
+    raises(words, allreduce_grads_and_vars, rows, gpus_or_cpus(2))
 
 
 @pytest.mark.parametrize("mixed_up", [lambda pairs: list(zip(*pairs)), lambda pairs: pairs[::-1]])
@@ -556,10 +551,9 @@ PAIRS: dict = {
 
 def test_the_pairs_of_one_tower_are_no_rows(graph):
     pairs = named([["w", "b"]])[0]
-    words = ["these are the 2 pairs of one tower: give a list of 2 such lists"]
+    words = ["tower 0 (/cpu:0), variable 0: expected a (gradient, variable) pair"]
     raises(words, allreduce_grads_and_vars, pairs, gpus_or_cpus(2))
     # Two gradients are no pair, although a tensor has a name, too.
-    words = ["tower 0 (/cpu:0), variable 0: expected a (gradient, variable) pair"]
     grads = [[grad for grad, _ in pairs]] * 2
     raises(words, allreduce_grads_and_vars, grads, gpus_or_cpus(2))
 
@@ -593,3 +587,16 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
         with pytest.raises(UserWarning):
             allreduce_grads_and_vars(pairs, gpus_or_cpus(2))
         assert len(graph.get_operations()) == built
+
+
+def test_rows_take_the_shape_of_their_variable(graph):
+    """TensorFlow's updates of rows ignore ``dense_shape``, and so some programs write any."""
+    pairs = []
+    for tower in range(2):
+        with tf1.device(gpu_or_cpu(tower)):
+            table = tf1.get_variable(f"tower{tower}/w", [3], use_resource=True)
+            grad = tf.IndexedSlices(tf.constant([1.0]), tf.constant([2]), tf.constant([2]))
+            pairs.append([(grad, table)])
+    rows = allreduce_grads_and_vars(pairs, gpus_or_cpus(2), strategy=Strategy(sparse="dense"))
+    sums = evaluate([grad for ((grad, _),) in rows])
+    assert [list(total) for total in sums] == [[0, 0, 2]] * 2

@@ -122,7 +122,9 @@ def test_accumulated_gradients_are_applied_every_kth_step():
 def test_a_wrong_number_of_steps_to_accumulate_is_an_error(niter):
     from hier_allreduce.integrations.tensorpack.accumulation import OrderedAccumGrad
 
-    with pytest.raises(HierAllreduceError, match=f"niter={niter}: expected a number of steps"):
+    with pytest.raises(
+        HierAllreduceError, match=f"niter={niter}: expected a whole number of 1 or more"
+    ):
         OrderedAccumGrad(tf1.train.GradientDescentOptimizer(0.1), niter)
 
 
@@ -462,7 +464,6 @@ def test_a_gradient_or_variable_of_one_tower_only_is_an_error_before_training():
     words = [
         f"tower 0 ({gpu_or_cpu(0)}) has 4",
         f"tower 1 ({gpu_or_cpu(1)}) has 5",
-        "not on every tower: extra",
     ]
     fails(words, train, 2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=False))
 

@@ -1015,7 +1015,7 @@ def variable_elsewhere():
     "change, words",
     [
         (lambda rows: [rows[0]] * 3, r"tower 1 \(/.pu:1\).*'tower0/d'.*give every tower a copy"),
-        (lambda rows: [*rows[:2], rows[2][:1]], "not on every tower: g"),
+        (lambda rows: [*rows[:2], rows[2][:1]], r"tower 2 \(/.pu:2\) has 1"),
         (
             changed(lambda g, v: (g, tf1.Variable([0.0] * 2, name="old", use_resource=False))),
             r"'old'\): a reference variable.*use_resource=True",
@@ -1158,10 +1158,10 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"update": "mian"}, "update='mian' is unknown; there are 'replicated', 'once', 'sharded'"),
-        ({"average": "sum"}, "average='sum': it is True for the mean"),
-        ({"broadcast_every": -2}, "broadcast_every=-2: expected a number of steps"),
-        ({"broadcast_every": None}, "broadcast_every=None: expected a number of steps"),
+        ({"update": "mian"}, "update='mian': expected one of replicated, once, sharded"),
+        ({"average": "sum"}, "average='sum': expected True for the mean"),
+        ({"broadcast_every": -2}, "broadcast_every=-2: expected a whole number of 0 or more"),
+        ({"broadcast_every": None}, "broadcast_every=None: expected a whole number of 0 or more"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
         ({"check_replicas_every": True}, "check_replicas_every=True: expected"),
         ({"check_replicas_every": np.bool_(True)}, "check_replicas_every=.*True.*: expected"),

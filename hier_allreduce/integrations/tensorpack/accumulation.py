@@ -9,8 +9,7 @@ from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...compat import tf1
-from ...configs import is_whole_number
-from ...errors import HierAllreduceError
+from ...configs import whole_number
 from ...graph.rows import grads_in, variables_in
 from ...training.towers import Pairs
 
@@ -31,10 +30,8 @@ class OrderedAccumGrad(ProxyOptimizer):
     """
 
     def __init__(self, opt: Any, niter: int):
-        if not is_whole_number(niter) or niter < 1:
-            raise HierAllreduceError(f"niter={niter!r}: expected a number of steps, 1 or more")
+        self._niter = whole_number(niter, "niter", least=1)
         super().__init__(opt, "AccumGrad")
-        self._niter = int(niter)
 
     def apply_gradients(
         self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None
