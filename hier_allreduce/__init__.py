@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads as allreduce_grads
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
+    from .graph.copy_check import CopyCheck as CopyCheck
+    from .graph.copy_check import copy_check as copy_check
     from .graph.record import AllReduce as AllReduce
     from .graph.record import SentTensor as SentTensor
     from .graph.record import all_reduces as all_reduces
@@ -42,6 +44,7 @@ _PUBLIC = {
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
+    "graph.copy_check": ["CopyCheck", "copy_check"],
     "graph.record": ["AllReduce", "SentTensor", "all_reduces"],
     "graph.substitution": ["Call", "Substitute", "substitute"],
     "planning.plan": ["Copy", "Reduce", "check"],

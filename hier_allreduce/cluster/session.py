@@ -117,10 +117,7 @@ class ClusterSession(tf1.Session):
         run = super().run
         # Find the collectives that the fetches need, once for the same fetches, because a training
         # loop runs them again and again.
-        elements = [self.graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
-        ops = tuple(
-            element if isinstance(element, tf.Operation) else element.op for element in elements
-        )
+        ops = fetched_ops(self.graph, fetches)
         if ops not in self._collectives_by_ops:
             collectives = collectives_of(ops)
             check_order(collectives)
@@ -249,6 +246,14 @@ class ClusterSession(tf1.Session):
         with self._only_thread():
             self._compare_weights()
 
+    def table(self, integers: Any) -> Any:
+        """Return an H×M table: the M whole numbers of each host; all must call it."""
+        with self._only_thread():
+            table = self._table(integers, self._stall_timeout, "to compare the hosts")
+            # One that finds a difference ends, so all must have read the table before.
+            self._end_together()
+            return table
+
     def _compare_weights(self) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
         # A finalized graph has them only if an earlier session has added them.
@@ -328,6 +333,14 @@ class ClusterSession(tf1.Session):
         if _is_failure(error):
             self._is_joined = False
         super().__exit__(error_type, error, trace)
+
+
+def fetched_ops(graph: Any, fetches: Any) -> Tuple[Any, ...]:
+    """Return the ops whose results, or end, a session is asked for."""
+    elements = [graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
+    return tuple(
+        element if isinstance(element, tf.Operation) else element.op for element in elements
+    )
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:

@@ -140,7 +140,7 @@ def _moved(
             # Eagerly each step is a call, and may have other numbers of rows.
             is_eager = tf.executing_eagerly()
             log_once(description.partition(";")[0] if is_eager else description)
-        record(scope, layout, packed, description, edges)
+        record(scope, layout, packed, moved, description, edges)
 
         # Unpack each tower's chunks into its tensors, in their dtypes and shapes.
         rows: Rows = []

@@ -40,6 +40,7 @@ class SentTensor(NamedTuple):
     dtype: str  # in which it travels
     is_rows: bool  # whether it is of a sparse gradient, and has as many elements at most
     copied: str  # the op whose tensor is copied as it is, without a sum; "" if there is none
+    held: Tuple[str, ...] = ()  # the name of its tensor on each of K towers; "" where it is none
 
     @property
     def root(self) -> int:
@@ -108,14 +109,19 @@ def record(
     scope: str,
     layout: Layout,
     packed: Sequence[Sequence[Any]],
+    moved: Sequence[Sequence[Any]],
     description: str,
     edges: Sequence[Edge] = (),
 ) -> None:
-    """Record a collective of K rows of C chunks for :func:`all_reduces`; nothing for eager ops."""
+    """Record a collective for :func:`all_reduces`; nothing for eager ops.
+
+    ``packed`` has K rows of the C chunks that are moved; ``moved`` is C×K, None where a schedule
+    brings nothing.
+    """
     if tf.executing_eagerly():
         return
     sent: List[SentTensor] = []
-    for chunk, at_towers in zip(layout.chunks, zip(*packed)):
+    for chunk, at_towers, totals in zip(layout.chunks, zip(*packed), moved):
         columns = [layout.columns[span.gradient] for span in chunk.ranges]
         variables = tuple(column.name for column in columns)
         # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is
@@ -126,11 +132,9 @@ def record(
         is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
         # Rows and their indices travel as two tensors, which the ends of their names tell apart.
         at_root = at_towers[chunk.root]
-        tensor_by_ending = {"": at_root}
         is_sparse = isinstance(at_root, tf.IndexedSlices)
-        if is_sparse:
-            tensor_by_ending = {".values": at_root.values, ".indices": at_root.indices}
-        for ending, tensor in tensor_by_ending.items():
+        for ending, tensor in _parts(at_root).items():
+            held = [_name_of(None if total is None else _parts(total)[ending]) for total in totals]
             copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
             elements = tensor.shape.num_elements()
             # The sum may have the rows of all towers, and not only those of the root.
@@ -148,6 +152,7 @@ def record(
                     dtype=tensor.dtype.name if ending == ".indices" else columns[0].wire,
                     is_rows=is_sparse,
                     copied=copied,
+                    held=tuple(held),
                 )
             )
     built = AllReduce(
@@ -161,6 +166,17 @@ def record(
         plan=layout.digest,
     )
     memory_of(tf1.get_default_graph()).all_reduces.append(built)
+
+
+def _parts(chunk: Any) -> Dict[str, Any]:
+    """Return the tensors of a chunk by the ends of their names: of rows, values and indices."""
+    if isinstance(chunk, tf.IndexedSlices):
+        return {".values": chunk.values, ".indices": chunk.indices}
+    return {"": chunk}
+
+
+def _name_of(tensor: Any) -> str:
+    return "" if tensor is None or is_eager(tensor) else str(tensor.name)
 
 
 def describe(layout: Layout) -> str:

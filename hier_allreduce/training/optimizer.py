@@ -22,6 +22,7 @@ from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy
+from .copies import CopyCheckHook
 from .equality import Drift, PeriodicComparison, broadcast, comparison
 from .options import Transform, checked_options
 from .replicas import (
@@ -106,7 +107,8 @@ class TowerOptimizer:
                 only at the start.
             check_replicas_every: the number of steps between the hook's comparisons of the towers;
                 0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of the hook is a call
-                of the session's ``run``.
+                of the session's ``run``. In as many steps of a train op its copies are compared, as
+                :func:`hier_allreduce.copy_check` does.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
@@ -262,8 +264,9 @@ class TowerOptimizer:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
 
         It ends the training with a ``HierAllreduceError`` if towers differ, which names the
-        variables and the step. With a cluster of several hosts it also compares these, and raises a
-        ``ClusterError`` if they differ, or for a session that is not the cluster's.
+        variables and the step, or if a copy has other bits than its source, which names the link.
+        With a cluster of several hosts it also compares these, and raises a ``ClusterError`` if
+        they differ, or for a session that is not the cluster's.
         """
         return _Hook(self)
 
@@ -331,13 +334,15 @@ class TowerOptimizer:
         return self._ops[key]
 
 
-class _Hook(tf1.train.SessionRunHook):
+class _Hook(CopyCheckHook):
     def __init__(self, owner: TowerOptimizer):
+        super().__init__(owner._options)
         self._owner = owner
         self._options = owner._options
 
     # Ops are added here, because a session finalizes its graph.
     def begin(self) -> None:
+        super().begin()
         owner = self._owner
         self._start = owner.init_op
         compare = owner._op(comparison, owner._known())
@@ -350,6 +355,7 @@ class _Hook(tf1.train.SessionRunHook):
         session.run(self._start)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        super().after_run(run_context, run_values)
         session = run_context.session
         every = self._options.broadcast_every
         self._comparison.after_step(session)

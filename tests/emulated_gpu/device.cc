@@ -492,9 +492,17 @@ bool is_copied(int from, int to, uint64_t size) {
   return size <= (is_between_gpus ? 4096 : 65536);
 }
 
+// Changes a bit of the n-th copy from a sender to a receiver, counted from when it was set.
+struct Flip {
+  std::atomic<int> sender{HOST}, receiver{HOST};
+  std::atomic<int64_t> countdown{0};
+} flip;
+
 void copy(void* to, int receiver, const void* from, int sender, uint64_t size) {
   if (sender != receiver) pass_link(sender, receiver, size, from);
   if (is_copied(sender, receiver, size)) std::memcpy(to, from, size);
+  bool is_there = sender == flip.sender && receiver == flip.receiver && size;
+  if (is_there && --flip.countdown == 0) static_cast<char*>(to)[size / 2] ^= 1;
   std::lock_guard<std::mutex> lock(counters().mutex);
   Copies& copies = counters().copies[{sender, receiver}];
   copies.count += 1;
@@ -859,6 +867,14 @@ EXPORTED void emulated_gpu_set_host_us(double microseconds) {
 }
 EXPORTED void emulated_gpu_set_launch_us(double microseconds) {
   emulated_gpu::launch_us() = microseconds;
+}
+
+// Lets the n-th copy from now on from a sender to a receiver change a bit; 0: none.
+EXPORTED void emulated_gpu_set_flip(int sender, int receiver, int64_t n) {
+  flip.countdown = 0;
+  flip.sender = sender;
+  flip.receiver = receiver;
+  flip.countdown = n;
 }
 
 // Waits until all devices have done what is queued.

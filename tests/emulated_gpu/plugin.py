@@ -112,6 +112,13 @@ def set_launch_us(microseconds: float) -> None:
     library.emulated_gpu_set_launch_us(microseconds)
 
 
+def set_flip(sender: int, receiver: int, number: int) -> None:
+    """Let one copy between two GPUs change a bit, the ``number``-th from now on; 0: none."""
+    library = ctypes.CDLL(LIBRARY)
+    library.emulated_gpu_set_flip.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    library.emulated_gpu_set_flip(sender, receiver, number)
+
+
 def wait() -> None:
     """Wait until all devices have done what is queued; a ``tf.function`` returns earlier."""
     ctypes.CDLL(LIBRARY).emulated_gpu_wait()

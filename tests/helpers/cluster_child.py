@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from emulated_gpu import plugin
 
 import hier_allreduce
 from helpers import real_gpus  # noqa: F401  before this program or its children start devices
@@ -196,12 +197,19 @@ def train(cluster, options, reach):
                 saver.restore(session, options["restore"])
             for op in start if options.get("broadcast", True) else start[1:]:
                 session.run(op)
-            context = tf1.train.SessionRunContext(None, session)
+            asked = tf1.train.SessionRunArgs([loss, train_op])
+            context = tf1.train.SessionRunContext(asked, session)
+            hooks = [] if options.get("without_hook") else [hook]
             losses = []
             for step in range(options.get("first", 0), options.get("steps", 6)):
-                losses.append(session.run([loss, train_op], {number: step})[0])
-                if not options.get("without_hook"):
-                    hook.after_run(context, None)
+                if step == options.get("flip_at"):
+                    plugin.set_flip(0, 1, 1)
+                more = [hook.before_run(context) or tf1.train.SessionRunArgs([]) for hook in hooks]
+                fetches = [*asked.fetches, *(added.fetches for added in more)]
+                loss_now, _, *results = session.run(fetches, {number: step})
+                losses.append(loss_now)
+                for hook, result in zip(hooks, results):
+                    hook.after_run(context, tf1.train.SessionRunValues(result, None, None))
                 if step == options.get("save_at") and cluster.is_chief:
                     saver.save(session, options["folder"])
                 reach(step)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from helpers.forks import run_forked
 from helpers.graphs import IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus
 
-from hier_allreduce import HierAllreduceError
+from hier_allreduce import HierAllreduceError, Strategy
 
 tf1 = tf.compat.v1
 BATCH = 4
@@ -334,6 +334,40 @@ def test_towers_that_differ_end_the_training():
             trainer = on_xpus(2, **options)
             fails([*words, f"after step {first} "], train, trainer, "sgd", callbacks=[drift])
     train(on_xpus(2, check_replicas_every=0), "sgd", callbacks=[drift])
+
+
+@in_child
+def test_copies_are_compared_in_some_steps():
+    """With emulated GPUs, one of which then gets other bits, the step and the link are named."""
+    import tensorpack as tp
+    from emulated_gpu import plugin
+    from helpers.real_gpus import ARE_EMULATED
+
+    class Look(tp.Callback):
+        def __init__(self, flip_at=None):
+            self.checked, self._steps, self._flip_at = [], 0, flip_at
+
+        def _before_run(self, _):
+            self._steps += 1
+            if self._steps == self._flip_at:
+                plugin.set_flip(0, 1, 1)
+            options = tf1.RunOptions(output_partition_graphs=True)
+            return tf1.train.SessionRunArgs([], options=options)
+
+        def _after_run(self, _, values):
+            partitions = values.run_metadata.partition_graphs
+            nodes = [node for partition in partitions for node in partition.node]
+            if any(node.name.startswith("hier_allreduce_copy_check") for node in nodes):
+                self.checked.append(self._steps)
+
+    for every, checked in ((None, [1, 2, 4]), (3, [3, 6]), (0, [])):
+        look = Look()
+        train(on_xpus(2, check_replicas_every=every), "adam", callbacks=[look])
+        assert look.checked == checked, every
+    if ARE_EMULATED:
+        told = ["step 4: the copy from tower 0", "to tower 1", "2 checked steps before"]
+        trainer = on_xpus(2, strategy=Strategy("flat", main=0))
+        fails(told, train, trainer, "sgd", callbacks=[Look(flip_at=4)])
 
 
 @in_child

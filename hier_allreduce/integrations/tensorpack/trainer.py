@@ -21,8 +21,9 @@ from ...errors import HierAllreduceError
 from ...graph import device_strings
 from ...graph.rows import variables_in, warn_of_references
 from ...planning.strategy import Strategy
-from ...training.equality import PeriodicComparison, broadcast, comparison
-from ...training.options import Transform, checked_options
+from ...training.copies import CopyCheckHook
+from ...training.equality import Drift, PeriodicComparison, broadcast, comparison
+from ...training.options import Options, Transform, checked_options
 from ...training.replicas import columns_of
 from ...training.towers import Column, Pairs, Towers
 from ...training.update import check_optimizer, update_towers
@@ -229,7 +230,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         return updated
 
     def _syncing(self, updated: Sequence[Column]) -> List[Callback]:
-        """Return the callbacks that copy tower 0's variables to the others, and compare them."""
+        """Return the callbacks that copy tower 0's variables to the others, and compare towers."""
         with tf1.name_scope("sync_variables"):
             columns = columns_of(updated, self.devices, self._options.scopes)
             sync = broadcast(columns, self.devices)
@@ -237,7 +238,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         copies = CopyBeforeSteps(sync, self.BROADCAST_EVERY_EPOCH, every, "SyncVariables")
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
         compare = comparison(updated, self.devices)
-        return [copies, _CompareTowers(PeriodicComparison(compare, self._options))]
+        return [copies, _CompareTowers(compare, self._options)]
 
     def setup_callbacks(self, callbacks: Any, monitors: Any) -> None:
         """Set up callbacks as tensorpack does; schedules set a variable of all towers."""
@@ -266,10 +267,21 @@ class HierarchicalTrainer(SingleCostTrainer):
 
 
 class _CompareTowers(Callback):
-    """Ends the training with an error if towers, or hosts, are not equal."""
+    """Ends the training with an error if towers differ, or what is copied arrives as other bits."""
 
-    def __init__(self, comparison: PeriodicComparison):
-        self._comparison = comparison
+    def __init__(self, compare: Callable[[Any], Drift], options: Options):
+        self._comparison = PeriodicComparison(compare, options)
+        # tensorpack's HookToCallback fails in TensorFlow 2.
+        self._copies = CopyCheckHook(options)
+
+    def _setup_graph(self) -> None:
+        self._copies.begin()
+
+    def _before_run(self, ctx: Any) -> Any:
+        return self._copies.before_run(ctx)
+
+    def _after_run(self, run_context: Any, run_values: Any) -> None:
+        self._copies.after_run(run_context, run_values)
 
     def _trigger_step(self) -> None:
         self._comparison.after_step(self.trainer.sess)
