@@ -31,6 +31,7 @@ from .towers import Column
 
 # TensorFlow shows both names if a flag is missing.
 _TAKE = "hier_allreduce/towers_are_not_equal_run_init_op"
+_GIVE = "hier_allreduce/towers_are_equal"
 _FLAG = "hier_allreduce_the_towers_are_equal_since_init_op_has_run"
 
 
@@ -53,7 +54,9 @@ class Flag(NamedTuple):
     def give(self) -> Any:
         """Return an op after which a step may train."""
         with tf1.device("/cpu:0"):
-            return tf.raw_ops.AssignVariableOp(resource=self._handle(), value=tf.constant(True))
+            return tf.raw_ops.AssignVariableOp(
+                resource=self._handle(), value=tf.constant(True), name=_GIVE
+            )
 
     def _handle(self) -> Any:
         # It is in no collection, so that nothing else initializes or saves it.
