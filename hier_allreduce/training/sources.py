@@ -33,6 +33,8 @@ class Sources:
 
     def __init__(self, towers: Towers):
         self._devices = towers.devices
+        # A forward pass may write what is trained, such as a start that depends on the data.
+        self._trained = {tensor_of(var).op for column in towers.columns for var in column}
         needed = [needed_by(ops_of_gradients(grads)) for grads in towers.grads]
         common = set.intersection(*needed)
         self._towers_by_op: Dict[Any, Set[int]] = {}
@@ -69,10 +71,12 @@ class Sources:
         if 0 < len(towers) < len(self._devices):
             fault = f"the update uses {min(op.name for op in found)!r}"
         for source, readers in self.read().items():
-            if source in copied or source not in uses:
+            if source in self._trained or source not in uses:
                 continue
             if any(map(may_write, self._uses[source])):
                 fault, towers = f"the update uses {source.name!r}, which gradients write", readers
+            elif source in copied:
+                continue
             elif any(map(may_write, uses[source])) and len(readers) < len(self._devices):
                 raise HierAllreduceError(
                     f"{where(min(readers), self._devices)}: the update writes {source.name!r},"

@@ -265,6 +265,6 @@ def _copies(
     if partly:
         values = [reads.new_value(column[0], devices[0], uses, applied.ends) for column in partly]
         owners = dict.fromkeys(range(len(partly)), 0)
-        copied = broadcast(values, devices)
+        copied = broadcast(values, devices, like=towers.options.strategy)
         assigned += reads.assign_copies(partly, owners, copied, devices)
     return assigned

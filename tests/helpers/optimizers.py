@@ -94,10 +94,16 @@ class Polyak(tf.compat.v1.train.GradientDescentOptimizer):
         if self.where == "variable":
             with tf.control_dependencies([self.variable.assign(loss)]):
                 pairs = [(tf.identity(grad), var) for grad, var in pairs]
+        if self.where == "slot":
+            slot = self._get_or_make_slot(pairs[0][1], tf.zeros([]), "kept", "kept")
+            with tf.control_dependencies([slot.assign(loss)]):
+                pairs = [(tf.identity(grad), var) for grad, var in pairs]
         return pairs
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads_and_vars = list(grads_and_vars)
         factor = {
+            "slot": lambda: self.get_slot(grads_and_vars[0][1], "kept").read_value(),
             "attribute": lambda: self.losses[-1],
             "object": lambda: Kept.loss,
             "collection": lambda: tf1.get_collection("kept")[-1],

@@ -156,7 +156,7 @@ def test_an_update_that_uses_another_towers_variables_is_an_error(update):
         after(AveragesTrainable, 3, update=update)
 
 
-@pytest.mark.parametrize("where", ["attribute", "object", "collection", "variable"])
+@pytest.mark.parametrize("where", ["attribute", "object", "collection", "variable", "slot"])
 def test_an_update_that_uses_what_one_tower_left_is_an_error(graph, where):
     optimizer = TowerOptimizer(Polyak(where), gpus_or_cpus(3))
     rows = towers(optimizer, 3)
