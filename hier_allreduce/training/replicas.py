@@ -226,7 +226,8 @@ def belongings(
         elif any(var.op.name in kept().read for var in column):
             found.unsaid.append(column)
     copied = {var.op.name for column in [*columns, *columns_elsewhere(devices)] for var in column}
-    found.alone.extend(name for name in kept().read if name in in_model and name not in copied)
+    alone = (name for name in kept().read if name in in_model and name not in copied)
+    found.alone.extend(sorted(alone))
     return found
 
 

@@ -50,6 +50,12 @@ class Sources:
             for source, ops in self._uses.items()
         }
 
+    def read_by_some(self) -> Dict[str, Set[int]]:
+        """Return the names of variables that not all towers use, with the towers that do."""
+        # What all towers share, such as a table of the program's own, needs no copies.
+        read = self.read().items()
+        return {source.name: there for source, there in read if len(there) < len(self._devices)}
+
     def check(
         self, ends: Sequence[Any], uses: Uses, columns: Sequence[Column], optimizer: str
     ) -> None:

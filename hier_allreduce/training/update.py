@@ -213,7 +213,7 @@ def _complete(
     uses = uses_by_variable(applied.added)
     columns = columns_of([*trained, *applied.state], devices, towers.options.scopes)
     noted = kept()
-    noted.read.update({source.name: there for source, there in sources.read().items()})
+    noted.read.update(sources.read_by_some())
     if len(devices) > 1:
         sources.check(applied.ends, uses, columns, optimizer)
     warn_of_moved_updates(optimizer, [var for column in trained for var in column], uses)

@@ -72,6 +72,21 @@ def state(sess, rows):
 
 
 @UPDATES
+def test_a_table_that_all_towers_share_needs_no_copies(graph, update):
+    """As in DLRM: another optimizer trains it, and the gradients of all towers read it."""
+    with tf.device(gpus_or_cpus(2)[1]):
+        table = tf1.get_variable("table", initializer=[3.0, 5.0], use_resource=True)
+    rows = []
+    for row in towers("w", count=2):
+        (_, var), *_ = row
+        rows.append([(tf1.gradients(tf.reduce_sum(var * table), [var])[0], var)])
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2), update=update)
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert state(sess, rows) == [-3.0, -3.0]
+
+
+@UPDATES
 @pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(chain, chunk_bytes=0)])
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update, strategy=strategy)
