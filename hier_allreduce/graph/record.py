@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
 from ..graphs import memory_of
+from ..planning.chunks import Chunk
 from ..planning.plan import Schedule, reductions, root_of
 from .columns import have_rows_only
 from .devices import all_on_cpu, session_with, tower_at
@@ -105,6 +106,42 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
     return list(memory_of(tf1.get_default_graph() if graph is None else graph).all_reduces)
 
 
+def _sent_of(
+    layout: Layout, chunk: Chunk, at_root: Any, totals: Sequence[Any]
+) -> Iterator[SentTensor]:
+    """Yield the tensors of a chunk: rows and their indices travel as two, called by the endings.
+
+    ``at_root`` is what its root adds to the sum; ``totals`` are K sums.
+    """
+    columns = [layout.columns[span.gradient] for span in chunk.ranges]
+    # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is copied
+    # as it is.
+    elsewhere: List[Any] = []
+    for column in columns:
+        elsewhere += column.grads[: chunk.root] + column.grads[chunk.root + 1 :]
+    is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
+    is_sparse = isinstance(at_root, tf.IndexedSlices)
+    for ending, tensor in _parts(at_root).items():
+        held = [_name_of(None if total is None else _parts(total)[ending]) for total in totals]
+        elements = tensor.shape.num_elements()
+        # The sum may have the rows of all towers, and not only those of the root.
+        if is_sparse:
+            height = columns[0].size.elements
+            shape = tensor.shape if ending == ".indices" else columns[0].shape
+            width = shape[1:].num_elements()
+            elements = None if None in (height, width) else height * width
+        yield SentTensor(
+            name=chunk.name + ending,
+            variables=tuple(column.name for column in columns),
+            schedule=chunk.schedule,
+            elements=elements,
+            dtype=tensor.dtype.name if ending == ".indices" else columns[0].wire,
+            is_rows=is_sparse,
+            copied=str(tensor.op.name) if is_copied and not is_eager(tensor) else "",
+            held=tuple(held),
+        )
+
+
 def record(
     scope: str,
     layout: Layout,
@@ -122,39 +159,7 @@ def record(
         return
     sent: List[SentTensor] = []
     for chunk, at_towers, totals in zip(layout.chunks, zip(*packed), moved):
-        columns = [layout.columns[span.gradient] for span in chunk.ranges]
-        variables = tuple(column.name for column in columns)
-        # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is
-        # copied as it is.
-        elsewhere: List[Any] = []
-        for column in columns:
-            elsewhere += column.grads[: chunk.root] + column.grads[chunk.root + 1 :]
-        is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
-        # Rows and their indices travel as two tensors, which the ends of their names tell apart.
-        at_root = at_towers[chunk.root]
-        is_sparse = isinstance(at_root, tf.IndexedSlices)
-        for ending, tensor in _parts(at_root).items():
-            held = [_name_of(None if total is None else _parts(total)[ending]) for total in totals]
-            copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
-            elements = tensor.shape.num_elements()
-            # The sum may have the rows of all towers, and not only those of the root.
-            if is_sparse:
-                height = columns[0].size.elements
-                shape = tensor.shape if ending == ".indices" else columns[0].shape
-                width = shape[1:].num_elements()
-                elements = None if None in (height, width) else height * width
-            sent.append(
-                SentTensor(
-                    name=chunk.name + ending,
-                    variables=variables,
-                    schedule=chunk.schedule,
-                    elements=elements,
-                    dtype=tensor.dtype.name if ending == ".indices" else columns[0].wire,
-                    is_rows=is_sparse,
-                    copied=copied,
-                    held=tuple(held),
-                )
-            )
+        sent += _sent_of(layout, chunk, at_towers[chunk.root], totals)
     built = AllReduce(
         scope=scope,
         algorithm=layout.plan.algorithm,
