@@ -23,7 +23,7 @@ from ..graph import device_strings
 from ..graph.names import check_scope
 from ..planning.strategy import Strategy
 from .copies import CopyCheckHook
-from .equality import Drift, PeriodicComparison, broadcast, comparison
+from .equality import Drift, PeriodicComparison, broadcast, comparison, watch
 from .options import Transform, checked_options
 from .replicas import (
     WITHOUT_COPIES,
@@ -32,6 +32,7 @@ from .replicas import (
     columns_elsewhere,
     columns_of,
     distinct,
+    kept,
     names_of,
 )
 from .towers import Column, Pairs, Towers
@@ -302,6 +303,7 @@ class TowerOptimizer:
             # By default a session waits for all global variables before it runs local_init_op.
             options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
             options["local_init_op"] = tf.group(local, tf1.variables_initializer(on_others))
+            watch()  # the saver may be newer than init_op
             return tf1.train.Scaffold(**options)
 
     def _known(self) -> List[Column]:
@@ -320,8 +322,11 @@ class TowerOptimizer:
 
     def _op(self, build: Any, *columns: Sequence[Column]) -> Any:
         """Return what ``build`` makes of columns; it is built once."""
-        # The names are in the key, because variables may be created after the op was built.
-        key = build, tuple(tuple(names_of(some)) for some in columns)
+        # The names are in the key, because variables may be created after the op was built; the
+        # flags are, because another update of these towers may have its own.
+        with self._graph.as_default():
+            flags = tuple(kept().flags)
+        key = build, flags, tuple(tuple(names_of(some)) for some in columns)
         if key not in self._ops:
             if self._graph.finalized:
                 raise HierAllreduceError(

@@ -24,6 +24,7 @@ from ..graphs import needed_by, writes
 
 # These take a handle without a read of its value.
 _WITHOUT_VALUE = ("VariableShape", "VarIsInitializedOp")
+_READ_ONLY = "_read_only_resource_inputs"  # numbers of inputs
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", *_WITHOUT_VALUE)
 # A handle goes through these into the branches and loops of control flow 1.
 _PASS_ON = ("Switch", "Enter", "Identity", "RefSwitch", "RefEnter", "RefIdentity")
@@ -179,8 +180,14 @@ def writers_of(var: Any, uses: Uses) -> List[Any]:
 
 def may_write(op: Any) -> bool:
     """Return whether an op that uses a variable may write it."""
-    takes_reference = any(tensor.dtype._is_ref_dtype for tensor in op.inputs)
-    return writes(op.type) if takes_reference else op.type not in _READS
+    if any(tensor.dtype._is_ref_dtype for tensor in op.inputs):
+        return writes(op.type)
+    # TensorFlow notes which variables a branch, a loop or a function only reads.
+    if _READ_ONLY in op.node_def.attr:
+        read_only = set(op.get_attr(_READ_ONLY))
+        inputs = enumerate(op.inputs)
+        return any(tensor.dtype == tf.resource and n not in read_only for n, tensor in inputs)
+    return op.type not in _READS
 
 
 def is_computed(var: Any, uses: Uses) -> bool:
@@ -191,7 +198,9 @@ def is_computed(var: Any, uses: Uses) -> bool:
             source = source.inputs[0].op
         # These values were computed elsewhere: a checkpoint's, or those of var.load().
         elsewhere = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
-        if source.type not in elsewhere and op is not var.initializer:
+        # The initial value stays one if the program replaces it, as init_from_checkpoint does.
+        is_initial = op is var.initializer or op.name == f"{var.op.name}/Assign"
+        if source.type not in elsewhere and not is_initial:
             return True
     return False
 

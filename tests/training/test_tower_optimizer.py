@@ -71,6 +71,67 @@ def state(sess, rows):
 # ---- all updates ---------------------------------------------------------------------------------
 
 
+def read_plainly(var):
+    return var.read_value()
+
+
+def read_in_a_branch(var):
+    return tf.cond(tf.equal(tf1.placeholder_with_default(1, []), 1), lambda: var * 1.0, lambda: 0.0)
+
+
+def read_in_a_loop(var):
+    return tf.while_loop(lambda n, _: n < 1, lambda n, _: (n + 1, var * 1.0), (0, 0.0))[1]
+
+
+def read_in_a_function(var):
+    return tf.function(lambda: var * 1.0)()
+
+
+READS = pytest.mark.parametrize(
+    "read", [read_plainly, read_in_a_branch, read_in_a_loop, read_in_a_function]
+)
+
+
+def rows_that_read(read, variables):
+    """Return two rows of gradients, which read one of the variables each."""
+    rows = []
+    for row, var in zip(towers("w", count=2), variables):
+        (_, own), *_ = row
+        with tf.device(own.device):
+            rows.append([(tf1.gradients(tf.reduce_sum(own) * read(var), [own])[0], own)])
+    return rows
+
+
+@pytest.mark.tf2  # control flow 2
+@READS
+def test_a_frozen_layer_has_to_be_equal_wherever_it_is_read(graph, read):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    optimizer.apply_gradients(rows_that_read(read, later("frozen", ("tower0/", "tower1/"))))
+    with started() as sess, pytest.raises(tf.errors.InvalidArgumentError, match="tower0/frozen"):
+        sess.run(optimizer.init_op)
+
+
+@pytest.mark.tf2  # control flow 2
+@READS
+def test_the_step_may_be_read_by_the_model(graph, read):
+    step = tf1.get_variable("step", initializer=3.0, trainable=False, use_resource=True)
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    rows = rows_that_read(read, [step, step])
+    op = optimizer.apply_gradients(rows, global_step=step)
+    with started(optimizer.init_op, op) as sess:
+        assert (state(sess, rows), sess.run(step)) == ([-3.0, -3.0], 4.0)
+
+
+def test_init_op_that_is_read_again_knows_a_later_update(graph):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    (first, second), (third, fourth) = towers("ab", count=2)
+    one = optimizer.apply_gradients([[first], [third]])
+    early = optimizer.init_op
+    other = TowerOptimizer(sgd(), gpus_or_cpus(2)).apply_gradients([[second], [fourth]])
+    with started(early, optimizer.init_op, one, other) as sess:
+        assert sess.run([first[1], fourth[1]])[1].tolist() == [-1.0, -1.0]
+
+
 @UPDATES
 def test_a_table_that_all_towers_share_needs_no_copies(graph, update):
     """As in DLRM: another optimizer trains it, and the gradients of all towers read it."""

@@ -161,7 +161,7 @@ def test_a_run_that_cannot_start_leaves_the_table_of_those_before(program, capsy
     [
         ([], "expected a program: hier-allreduce tune -- python train.py"),
         (["--continue", "j", "--", "python"], "the program is in the journal, so leave it out"),
-        (["--only", "hierarchica", "--", "python"], "there are "),
+        (["--only", "hierarchica", "--", "python"], "expected one of "),
         (["--only", "NcclAllReduc", "--", "python"], "or one of float16, bfloat16, no-edges, Nccl"),
         (["--minutes", "soon", "--", "python"], "--minutes: 'soon': expected a time above 0"),
     ],
