@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 import threading
@@ -214,14 +215,8 @@ class ClusterSession(tf1.Session):
         Raises:
             ClusterError: a host is gone, or has other lines; the message names it and them.
         """
-        encoded = "\n".join(lines).encode()
-        doing = "to compare the graphs"
-        # A collective needs equal shapes, so all texts are as long as the longest one.
-        words = -(-self._table([len(encoded)], seconds, doing).max() // 8)  # of 8 bytes
-        padded = encoded.ljust(8 * words, b"\0")
-        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
-        for task, line_bytes in enumerate(table):
-            theirs = line_bytes.tobytes().rstrip(b"\0").decode().split("\n")
+        for task, joined in enumerate(self._texts("\n".join(lines), seconds)):
+            theirs = joined.split("\n")
             if theirs == list(lines):
                 continue
             there = [f"{line} there" for line in theirs if line not in lines]
@@ -302,6 +297,23 @@ class ClusterSession(tf1.Session):
             return own.run(table, {ours: integers}, self._numbered())
 
         return self._wait(step, seconds, doing)
+
+    def _texts(self, own: str, seconds: float) -> List[str]:
+        """Return the texts of all hosts; nothing if they are equal."""
+        # Compare lengths and digests first, because the texts of equal hosts need not cross. No
+        # table has the length of the one in which hosts end together: that would be another step
+        # of the same collective, for which TensorFlow was seen to mix up hosts under load.
+        doing = "to compare the graphs"
+        encoded = own.encode()
+        digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.int64)
+        table = self._table([len(encoded), *digest], seconds, doing)
+        if (table == table[0]).all():
+            return []
+        # A collective needs equal shapes, so all texts are as long as the longest one.
+        words = -(-table[:, 0].max() // 8)  # of 8 bytes
+        padded = encoded.ljust(8 * words, b"\0")
+        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
+        return [line.tobytes().rstrip(b"\0").decode() for line in table]
 
     # ---- the end -----------------------------------------------------------------------------
 

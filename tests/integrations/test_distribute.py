@@ -27,6 +27,7 @@ from helpers.rows import for_each
 
 import hier_allreduce
 from hier_allreduce import AuditError, HierAllreduceError, Strategy
+from hier_allreduce.graph.record import log_once
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
 tf1 = tf.compat.v1
@@ -665,6 +666,7 @@ def test_errors_name_the_replica_and_the_value(kind, where):
 @needs_tf2
 @pytest.mark.parametrize("replicas, lines", [(8, 0), (7, 1)])
 def test_a_line_says_which_batches_keras_needs(replicas, lines, caplog):
+    log_once.cache_clear()  # another test may have logged it
     caplog.set_level("INFO", "hier_allreduce")
     reduced(replicas, HierarchicalAllReduce(), SUM, lambda tower: [tf.ones([3])])
     line = f"{replicas} replicas: batches: multiples of {replicas}, for Keras"
