@@ -192,7 +192,7 @@ class Step:
         for device in sorted(device for device in devices if self.kernels[device]):
             # Without a record of ours all GPUs are towers, and CPU devices if there are none. Those
             # of several hosts have the same numbers.
-            tower: Any = int(device.rpartition(":")[2]), device
+            tower: Any = (int(device.rpartition(":")[2]), device)
             if self.all_reduces:
                 tower = self._of_gradients().tower_at(device)
             elif any(map(is_gpu, devices)) and not is_gpu(device):
