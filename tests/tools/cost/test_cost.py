@@ -26,7 +26,8 @@ NONE, OURS_FAR, OURS_BUSY, PACKED = (
     "h100-ours-0.5",
     "h100-tensorpack-packed-0.5",
 )
-TO_THE_MICROSECOND = 0.0015
+# TensorFlow 1.15 notes the end of an op a few microseconds apart in two places
+TO_THE_MICROSECOND = 0.0015 if tf.__version__.startswith("2") else 0.1
 
 
 @pytest.fixture(scope="module", params=traces.NAMES)
