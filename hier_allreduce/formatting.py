@@ -11,37 +11,16 @@ from typing import Iterable, List, Optional, Sequence
 
 _NUMBER = re.compile(r"[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 # Frames of these are between a program and this package.
 _BETWEEN = ("hier_allreduce", "tensorflow", "tensorpack")
 
 
-def amount(size: float, binary: bool = False) -> str:
-    """Return bytes as ``100 MB``, or with ``binary`` as ``64 KiB``."""
-    for unit, symbol in _BINARY if binary else _DECIMAL:
+def amount(size: float) -> str:
+    """Return bytes as ``100 MB``."""
+    for unit, symbol in _DECIMAL:
         if size >= unit:
             return f"{size / unit:.4g} {symbol}"
     return f"{size:.0f} B"
-
-
-def duration(seconds: float, digits: int = 2) -> str:
-    """Return seconds as ``3.8 ms`` or ``76 µs``."""
-    for unit, symbol in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{rounded(seconds / unit, digits)} {symbol}"
-    return f"{rounded(seconds * 1e6, digits)} µs"
-
-
-def rate(bytes_per_second: float) -> str:
-    """Return bytes/s as ``24 GB/s``; in a smaller unit below 0.01 GB/s."""
-    if bytes_per_second < 1e7:
-        return f"{amount(bytes_per_second)}/s"
-    return f"{rounded(bytes_per_second / 1e9)} GB/s"
-
-
-def rounded(quantity: float, digits: int = 2) -> str:
-    """Return a number with so many digits, and never as ``1e+03``."""
-    return f"{float(f'{quantity:.{digits}g}'):g}"
 
 
 def count(quantity: int, noun: str) -> str:

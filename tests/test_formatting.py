@@ -1,8 +1,8 @@
-"""Bytes, seconds and tables in text, as every command and the audit print them."""
+"""Bytes and tables in text, as the audit prints them."""
 
 import pytest
 
-from hier_allreduce.formatting import amount, count, duration, rate, table
+from hier_allreduce.formatting import amount, count, table
 
 
 @pytest.mark.parametrize(
@@ -11,37 +11,6 @@ from hier_allreduce.formatting import amount, count, duration, rate, table
 )
 def test_bytes(size, text):
     assert amount(size) == text
-
-
-@pytest.mark.parametrize(
-    "size, text",
-    [(0, "0 B"), (1000, "1000 B"), (65_536, "64 KiB"), (10 << 20, "10 MiB"), (3 << 29, "1.5 GiB")],
-)
-def test_bytes_in_powers_of_1024(size, text):
-    assert amount(size, binary=True) == text
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (7.6e-5, "76 µs"),
-        (0.00376, "3.8 ms"),
-        (0.9996, "1000 ms"),
-        (12, "12 s"),
-        (1234, "1200 s"),
-        (0, "0 µs"),
-        (1.7e-11, "1.7e-05 µs"),
-    ],
-)
-def test_seconds(seconds, text):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    "speed, text", [(24.27e9, "24 GB/s"), (0.419e9, "0.42 GB/s"), (20.8e3, "20.8 kB/s")]
-)
-def test_bytes_a_second(speed, text):
-    assert rate(speed) == text
 
 
 def test_one_and_many():
