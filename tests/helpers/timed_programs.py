@@ -19,7 +19,7 @@ def tell(*lines):
 
 def build(number=1, **facts):
     usual = {"bytes": 1 << 20, "front_end": "keras", "towers": 4, "gpus": False}
-    usual.update(plan=algorithm or "program", strategy={"missing": "zeros", **changes})
+    usual.update(strategy={"missing": "zeros", **changes})
     tell({"sum": str(number), "built": {**usual, **facts}})
 
 def step(steps, milliseconds=10.0, number=1, begin=100.0):

@@ -108,10 +108,8 @@ def step_of(
 
 
 def all_reduces(name: str) -> List[AllReduce]:
-    """Return the all-reduce of this package in a trace, if it has one."""
-    built = columns(name).get("all_reduce")
-    if built is None:
-        return []
+    """Return the all-reduce of this package in a trace."""
+    built = columns(name)["all_reduce"]
     tensors = []
     for tensor, steps, elements in built["tensors"]:
         schedule = [

@@ -1,6 +1,5 @@
 """The command line: options and their errors, standard streams, and imports."""
 
-import io
 import os
 import subprocess
 import sys
@@ -9,34 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from hier_allreduce import __version__
-from hier_allreduce_tools import entry, main
-
-# output that is not buffered has no rest that fails again at exit
-COMMAND = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "hier_allreduce_tools"]
-
-
-def in_a_shell(redirected, *arguments):
-    """Exit status, output and errors of the command with ``redirected`` behind it."""
-    call = ["sh", "-c", f'"$@" {redirected}', "sh", *COMMAND, *arguments]
-    done = subprocess.run(call, capture_output=True, timeout=280)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+from hier_allreduce_tools import entry
 
 
 @pytest.mark.parametrize(
     "command, option, value, form",
     [
-        ("tune", "--patience", "25000h", "expected a time above 0, up to a day, in ms"),
-        ("tune", "--patience", "-5ms", "in ms, s, min, h, such as 10s"),
-        ("tune", "--patience", "0ms", "above 0"),
-        ("tune", "--patience", "fast", "such as 10s"),
-        ("tune", "--minutes", "0", "--minutes: '0': expected a time above 0"),
-        ("tune", "--minutes", "soon", "such as 10min"),
-        ("tune", "-o", "/dev/null/x.yaml", "cannot be written"),
-        ("tune", "-o", ".", "exists: choose another name"),
-        ("tune", "-o", "", "exists: choose another name"),
-        ("doctor", "--copies", "yes", "such as /gpu:0,/gpu:1"),
-        ("doctor", "--copies", "/cpu:0", "expected two or more different devices"),
-        ("doctor", "--copies", "/gpu:0,/gpu:0", "'/gpu:0,/gpu:0': expected two or more different"),
+        ("tune", "--patience", "fast", "invalid float value: 'fast'"),
+        ("tune", "--minutes", "soon", "invalid float value: 'soon'"),
+        ("tune", "-o", "/dev/null/x.yaml", "its folder cannot be written"),
+        ("tune", "-o", "no-such-folder/x.yaml", "its folder cannot be written"),
+        ("tune", "-o", ".", "'.' exists, or"),
+        ("tune", "-o", "", "'' exists, or"),
     ],
 )
 def test_an_error_names_the_option_and_the_right_form(fails, command, option, value, form):
@@ -56,60 +39,24 @@ def test_an_error_names_the_option_and_the_right_form(fails, command, option, va
         (["doctor", "--copies", "--topo", os.devnull], "not allowed with argument --copies"),
         (["tune", "--minutes"], "argument --minutes: expected one argument"),
         (["tune", "python", "train.py", "--lr", "3"], "unrecognized arguments: --lr 3"),
-        (["tune"], "expected a program: hier-allreduce tune -- python train.py"),
+        (["tune"], "one of the arguments PROGRAM --continue is required"),
     ],
 )
 def test_typos_are_argparses_errors(fails, arguments, words):
     assert words in fails(*arguments)
 
 
-@pytest.mark.parametrize(
-    "text, seconds", [("60ms", 0.06), ("0.1s", 0.1), ("1min", 60), ("2 ms", 0.002), ("3", 3)]
-)
-def test_times_are_read_with_their_units(text, seconds):
-    args = entry.parser().parse_args(["tune", "--patience", text, "--", "x"])
-    assert args.patience == pytest.approx(seconds)
-
-
-def test_the_folder_of_an_output_is_not_made_before_it_is_written(tmp_path):
-    given = str(tmp_path / "a" / "b" / "c.yaml")
-    assert str(entry.parser().parse_args(["tune", "-o", given, "--", "x"]).o) == given
-    assert not (tmp_path / "a").exists()
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a folder that nobody can write to")
-@pytest.mark.parametrize("path", ["/proc/best.yaml", "/proc/folder/best.yaml"])
-def test_a_file_that_cannot_be_written_is_an_error(fails, monkeypatch, path):
+def test_a_file_that_cannot_be_written_is_an_error(fails, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    assert f"argument -o: '{path}' cannot be written" in fails("tune", "-o", path)
+    path = "/proc/best.yaml"
+    assert f"argument -o: '{path}' exists, or its folder cannot" in fails("tune", "-o", path)
 
 
 def test_the_words_behind_two_dashes_are_the_programs():
     words = ["python", "train.py", "--lr", "3", "--", "-o", "x"]
     args = entry.parser().parse_args(["tune", "--minutes", "5", "--", *words])
     assert args.program == words
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device here")
-def test_a_full_disk_is_one_line():
-    status, out, err = in_a_shell("> /dev/full", "doctor")
-    assert (status, out) == (2, "")
-    assert err.endswith("hier-allreduce doctor: [Errno 28] No space left on device\n")
-
-
-def test_without_standard_output_nothing_breaks():
-    status, out, err = in_a_shell(">&-", "doctor")
-    assert status in (0, 1) and out == "" and "Error" not in err
-
-
-def test_a_reader_that_ends_early_is_no_error():
-    reading, writing = os.pipe()
-    os.close(reading)  # as `| head` does, sooner or later
-    with open(writing, "wb") as pipe:
-        done = subprocess.run(
-            [*COMMAND, "doctor"], stdout=pipe, stderr=subprocess.PIPE, timeout=280
-        )
-    assert done.returncode == 0 and b"Error" not in done.stderr
 
 
 @pytest.fixture
@@ -123,21 +70,12 @@ def command_that(monkeypatch):
     return replaced
 
 
-def test_an_interrupted_command_is_one_line(run, command_that):
+def test_an_interrupted_command_has_a_status_and_no_traceback(run, command_that):
     def interrupted(_):
         raise KeyboardInterrupt
 
     command_that(interrupted)
-    assert run("doctor") == (130, "", "hier-allreduce doctor: interrupted\n")
-
-
-def test_an_encodings_missing_characters_are_printed_as_question_marks(monkeypatch, command_that):
-    command_that(lambda _: print("/gpu:0 → /gpu:1") or 0)
-    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with monkeypatch.context() as patched:
-        patched.setattr("sys.stdout", output)
-        assert main(["doctor"]) == 0
-    assert output.buffer.getvalue() == b"/gpu:0 ? /gpu:1\n"
+    assert run("doctor") == (130, "", "")
 
 
 def test_commands_import_no_more_than_they_need():

@@ -7,8 +7,6 @@ calls may raise a :class:`.HierAllreduceError`, whose message is that line.
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import sys
 from typing import List, Optional
 
@@ -61,22 +59,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     Raises:
         SystemExit: argparse has printed the help, or an error of the arguments.
     """
-    # Files on Windows have no ``→``, so a character that the encoding lacks is printed as ``?``.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     args = parser().parse_args(argv)
     try:
         status: int = args.main(args)
-        # A full disk must show here; unlike sys.stdout.flush(), print needs no standard output.
-        print(end="", flush=True)
         return status
-    except (HierAllreduceError, OSError, KeyboardInterrupt) as error:
-        # After an error of the system, such as a full disk, writing at exit would be another one.
-        if isinstance(error, OSError) and sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # The reader has read enough, as in `hier-allreduce doctor | head`.
-        if isinstance(error, BrokenPipeError):
-            return 0
-        words = " ".join(str(error).split()) or "interrupted"
-        print(f"hier-allreduce {args.command}: {words}", file=sys.stderr)
-        return 130 if isinstance(error, KeyboardInterrupt) else 2
+    except (HierAllreduceError, OSError) as error:
+        print(f"hier-allreduce {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

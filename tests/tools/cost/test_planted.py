@@ -38,11 +38,6 @@ def slow_link(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one_root(tmp_path_factory):
-    return traced(tmp_path_factory, "to_tower_0", timed_step.links())[0]
-
-
-@pytest.fixture(scope="module")
 def slow_processor(tmp_path_factory):
     return traced(tmp_path_factory, "rotating", timed_step.links(), 3.0 * timed_step.KERNEL_US)[0]
 
@@ -63,9 +58,9 @@ def test_the_pieces_add_up_to_the_step(usual):
     step = 1e3 * (max(span.end for span in own) - min(begins))
     assert found.step == pytest.approx(step, rel=0.02)
     last = found.last
-    pieces = [*last.busy.values(), *last.gaps.values(), *last.after.values()]
+    pieces = [*last.before.values(), *last.after.values()]
     assert sum(pieces) == pytest.approx(step, rel=0.02)
-    assert last.busy["pass"] == pytest.approx(SCALE * PASS_MS, rel=0.02)
+    assert last.before["pass"] == pytest.approx(SCALE * PASS_MS, rel=0.02)
 
 
 def test_all_copies_are_found_with_their_links(usual):
@@ -79,12 +74,10 @@ def test_all_copies_are_found_with_their_links(usual):
         assert link.speed == pytest.approx(1e9 * timed_step.GBS / SCALE, rel=0.05)
 
 
-def test_chunks_go_up_and_back_in_this_order(usual, slow_link, one_root, slow_processor):
-    for found in (usual[0], slow_link, one_root, slow_processor):
+def test_each_chunk_is_everywhere_before_the_step_ends(usual, slow_link, slow_processor):
+    for found in (usual[0], slow_link, slow_processor):
         assert len(found.chunks) == VARIABLES
-        for chunk in found.chunks:
-            times = [chunk.ready, chunk.sent, chunk.summed, chunk.copied, chunk.updated]
-            assert times == sorted(times), chunk
+        assert min(found.chunks.values()) > 0 and max(found.chunks.values()) < found.step
 
 
 def test_without_a_fault_there_is_no_word_of_one(usual):
@@ -96,11 +89,6 @@ def test_without_a_fault_there_is_no_word_of_one(usual):
 def test_a_slow_link_is_named(slow_link):
     assert slow_link.remedy.startswith("The copies from GPU 2 to GPU 3 reach 0.04 GB/s, others 2 G")
     assert slow_link.summary.endswith(slow_link.remedy)
-    assert "busiest sender GPU 2" in slow_link.summary
-
-
-def test_the_root_of_all_chunks_is_told(one_root):
-    assert {chunk.root for chunk in one_root.chunks} == {0}
 
 
 def test_a_late_tower_is_named_whichever_ends_last(late_tower):
@@ -113,7 +101,7 @@ def test_a_late_tower_is_named_whichever_ends_last(late_tower):
 
 def test_a_processor_that_holds_the_launches_is_named(slow_processor):
     assert "for the processor, which launches its kernels too late" in slow_processor.remedy
-    assert slow_processor.last.gaps["processor"] > slow_processor.last.busy["pass"]
+    assert slow_processor.last.before["processor"] > slow_processor.last.before["pass"]
 
 
 def test_a_trace_without_streams_says_so(graph):

@@ -88,7 +88,7 @@ def test_a_late_pass_is_named_whichever_tower_ends_last(device, ends_last):
     late = cost_with(device, passes=(100, 101, 340), copies={ends_last: 4})
     assert late.remedy.startswith(f"{device} 2 ends its pass 240 ms after the others")
     assert late.summary.endswith(late.remedy)
-    assert late.towers[0].gaps["towers"] == pytest.approx(240, abs=0.1)
+    assert late.towers[0].before["towers"] == pytest.approx(240, abs=0.1)
     assert late.pass_end == pytest.approx(340, abs=0.1) and sum(late.last.after.values()) < 12
     assert f"after the pass {late.step - 340:.1f} ms" in late.summary
 

@@ -12,7 +12,7 @@
 import pytest
 from helpers.traces import built_as, sent, step_of
 
-from hier_allreduce import Copy, Reduce
+from hier_allreduce import AuditError, Copy, Reduce
 from hier_allreduce_tools.cost.cost import cost_of
 
 HOST = "/job:localhost/replica:0/task:0/device:"
@@ -60,22 +60,24 @@ def test_a_pass_ends_with_its_last_gradient_and_other_kernels_follow(found):
     assert found.pass_end == 12 and found.step == 50 and found.last is first
 
 
-def test_gaps_up_to_the_last_pass_end_have_reasons(found):
+def test_what_precedes_the_last_pass_end_is_told_by_kind_and_reason(found):
     first, second = found.towers
-    assert first.busy == {"pass": 10} and first.gaps == {"towers": 2}
-    assert second.busy == {"pass": 9}
-    assert second.gaps == pytest.approx({"processor": 3})
+    assert first.before == {"pass": 10, "towers": 2}
+    assert second.before == pytest.approx({"pass": 9, "processor": 3})
 
 
-def test_what_follows_the_last_pass_is_told_by_kind(found):
+def test_what_follows_the_last_pass_is_told_so_too(found):
     first, second = found.towers
-    assert first.after == pytest.approx({"towers": 8, "sum": 7, "update": 4, "pass": 19})
-    assert second.after == pytest.approx({"towers": 22, "update": 2})
+    assert first.after == pytest.approx(
+        {"towers": 8, "processor": 14.5, "between": 4.5, "sum": 2, "update": 1, "pass": 10}
+    )
+    assert second.after == pytest.approx(
+        {"towers": 22, "processor": 0.3 + 0.5, "between": 0.2, "update": 1}
+    )
 
 
-def test_a_chunk_has_its_times(found):
-    (chunk,) = found.chunks
-    assert chunk == ("v", 0, 12, 20, 27, 33, 36) and chunk.complete == 33
+def test_a_chunk_has_the_time_of_its_last_copy(found):
+    assert found.chunks == {"hier_allreduce/v": 33}
 
 
 def test_links_and_processor(found):
@@ -84,19 +86,15 @@ def test_links_and_processor(found):
     assert found.processor_ahead == 1  # median of 1, 1, 1, 0.5
 
 
-def test_without_a_record_an_all_reduce_begins_where_a_tower_reads_another(found):
-    unknown = cost_of(step_of(NODES, STREAMS))
-    assert [tower.pass_end for tower in unknown.towers] == [10, 12]
-    assert unknown.chunks == () and unknown.links == found.links
-    assert unknown.towers[0].after == found.towers[0].after
-
-
-def test_devices_that_are_functions_are_told_from_the_trace(found):
+def test_without_an_all_reduce_of_known_devices_there_is_an_error():
     def device(op):
         return "/gpu:0"
 
-    unknown = cost_of(step_of(NODES, STREAMS), [BUILT._replace(devices=(device, device))])
-    assert unknown.towers == cost_of(step_of(NODES, STREAMS)).towers
+    with_functions = BUILT._replace(devices=(device, device))
+    of_one_tower = BUILT._replace(devices=("/gpu:0",))
+    for built in ([], [with_functions], [of_one_tower]):
+        with pytest.raises(AuditError, match="no all-reduce of several towers of this graph"):
+            cost_of(step_of(NODES, STREAMS), built)
 
 
 def test_a_step_in_the_order_of_another_machine_is_the_same(found):

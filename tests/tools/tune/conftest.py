@@ -37,8 +37,8 @@ def runner(tmp_path):
         folder = tmp_path / f"outputs-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         journal = Journal(folder / "journal.jsonl")
-        settings = {"program": command, "folder": str(Path.cwd()), "only": [], "patience": patience}
+        settings = {"program": command, "folder": str(Path.cwd()), "only": []}
         journal.write(settings)
-        return Runner(settings, journal, seconds, [], lambda message: None)
+        return Runner(journal, settings, patience, seconds, [], lambda message: None)
 
     return runner

@@ -10,9 +10,9 @@ import pytest
 from helpers.graphs import IS_TF2
 
 from hier_allreduce_tools.tune import inside
-from hier_allreduce_tools.tune.candidates import candidates_for
-from hier_allreduce_tools.tune.journal import Candidate, Journal
-from hier_allreduce_tools.tune.run import Told
+from hier_allreduce_tools.tune.candidates import ALL_BASELINES, CURRENT
+from hier_allreduce_tools.tune.journal import Journal
+from hier_allreduce_tools.tune.run import training_in
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
@@ -31,7 +31,7 @@ with tf.Graph().as_default() as graph:
     with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": len(devices)})) as session:
         values = [[float(value[0]) for value in row] for row in session.run(again)]
         session.run(sums[0][0])
-print(json.dumps(values))
+print(json.dumps([values, hier_allreduce.all_reduces(graph)[0].algorithm]))
 
 if tf.__version__ >= "2":
     def step(value):
@@ -47,13 +47,13 @@ if tf.__version__ >= "2":
 def run(tmp_path):
     """``run(…)``: PROGRAM's output, and what it tells ``tune``."""
 
-    def run(program=PROGRAM, towers=3, strategy='"flat"', baseline="", **changes):
+    def run(program=PROGRAM, towers=3, strategy='"flat"', **changes):
         folder = tmp_path / "inside"
         folder.mkdir(exist_ok=True)
         (folder / "sitecustomize.py").write_bytes(Path(inside.__file__).read_bytes())
         journal = Journal(tmp_path / f"journal-{len(list(tmp_path.iterdir()))}")
         journal.write({})
-        request = {"run": 1, "journal": str(journal.path), "baseline": baseline, "changes": changes}
+        request = {"run": 1, "journal": str(journal.path), "candidate": "", "changes": changes}
         folders = [str(Path(path).absolute()) for path in filter(None, sys.path)]
         environment = {
             **os.environ,
@@ -65,56 +65,44 @@ def run(tmp_path):
             env=environment,
             capture_output=True,
         )
-        told = Told()
-        lines = journal.new_lines()
-        told.read(lines)
+        lines = journal.new_lines()[1:]
         output = json.loads(done.stdout) if done.returncode == 0 else done.stderr.decode()
-        return output, told, lines
+        return output, lines
 
     return run
 
 
-def plan_in(lines):
-    """Return the plan of the first all-reduce."""
-    return next(line["built"]["plan"] for line in lines if "built" in line)
-
-
 def test_each_sum_has_its_bytes_and_its_steps(run):
-    values, told, lines = run()
-    assert values == [[9.0]] * 3
-    built = [line for line in lines if "built" in line]
-    sizes = [line["built"]["bytes"] for line in built]
+    output, lines = run()
+    assert output == [[[9.0]] * 3, "flat"]
+    bytes_by_sum = {line["sum"]: line["built"]["bytes"] for line in lines if "built" in line}
     timed = [line["sum"] for line in lines if line.get("time", 0) > 0]
-    steps = [timed.count(line["sum"]) for line in built]
+    found = [(size, timed.count(sum_name)) for sum_name, size in bytes_by_sum.items()]
     # two sums in a graph; four functions, each traced once; eager calls are one all-reduce
-    assert sizes[:2] == [8, 4] and steps[:2] == [2, 1]
+    assert found[:2] == [(8, 2), (4, 1)]
+    built, times = training_in(lines)
     if IS_TF2:
-        assert sorted(zip(sizes[2:], steps[2:])) == [(12, 1)] * 4 + [(16, 4)]
-        assert told.built.bytes == 16 and len(told.times) == 4
-    assert told.stage == 3 and lines[1]["python"] and told.built.front_end == "towers"
+        assert sorted(found[2:]) == [(12, 1)] * 4 + [(16, 4)]
+        assert built.bytes == 16 and len(times) == 4
+    assert built.front_end == "towers" and not built.gpus
 
 
 def test_a_candidate_changes_the_plan_and_tells_its_strategy(run):
-    plans = []
-    options = ['"flat"', 'hier_allreduce.Strategy("flat", sparse="rows")']
-    for strategy, changes in [(options[0], {}), (options[1], {"algorithm": "tree"})]:
-        values, _, lines = run(strategy=strategy, **changes)
-        plans.append(plan_in(lines))
-        assert values == [[9.0]] * 3
-    assert plans[0] != plans[1]
-    built = [line["built"]["strategy"] for line in lines if "built" in line]
-    assert built[0] == {"algorithm": "tree", "sparse": "rows"}
+    own = 'hier_allreduce.Strategy("flat", sparse="rows")'
+    output, lines = run(strategy=own, algorithm="tree")
+    assert output == [[[9.0]] * 3, "tree"]
+    strategies = [line["built"]["strategy"] for line in lines if "built" in line]
+    assert strategies[0] == {"algorithm": "tree", "sparse": "rows"}
 
 
-def test_equal_plans_have_equal_digests_and_a_function_has_no_name(run):
-    _, _, lines = run(towers=2)
-    _, _, again = run(
-        towers=2,
-        strategy="hier_allreduce.Strategy(algorithm=lambda towers, chunk:"
-        " [hier_allreduce.Reduce((1,), 0), hier_allreduce.Copy(0, (1,))])",
-        algorithm="tree",
+def test_a_function_of_the_program_is_told_by_its_text(run):
+    strategy = (
+        "hier_allreduce.Strategy(algorithm=lambda towers, chunk:"
+        " [hier_allreduce.Reduce((1,), 0), hier_allreduce.Copy(0, (1,))])"
     )
-    assert plan_in(lines) == plan_in(again)
+    output, lines = run(towers=2, strategy=strategy)
+    assert output[0] == [[4.0]] * 2
+    assert lines[0]["built"]["strategy"]["algorithm"].startswith("<function <lambda> at ")
 
 
 SEVERAL_HOSTS = """
@@ -126,7 +114,7 @@ with tf.Graph().as_default():
 
 
 def test_several_hosts_are_not_measured(run):
-    error, _, _ = run(SEVERAL_HOSTS)
+    error, _ = run(SEVERAL_HOSTS)
     assert "ClusterError: tune measures one host, and this program has 2" in error
 
 
@@ -142,15 +130,16 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
 
 def test_a_sparse_gradient_stays_sparse_and_rows_without_any_have_no_steps(run):
-    indices, told, _ = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="rows")')
-    assert indices == [2] and len(told.times) == 1 and told.built.bytes == 0
+    indices, lines = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="rows")')
+    built, times = training_in(lines)
+    assert indices == [2] and len(times) == 1 and built.bytes == 4
 
 
 def test_a_program_that_sets_the_variable_itself_is_as_it_is():
     environment = {**os.environ, inside.VARIABLE: "1"}
     command = [sys.executable, "-c", PROGRAM, "3"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE)
-    assert done.returncode == 0 and json.loads(done.stdout) == [[9.0]] * 3
+    assert done.returncode == 0 and json.loads(done.stdout) == [[[9.0]] * 3, "flat"]
 
 
 @pytest.fixture
@@ -163,14 +152,12 @@ def measured(runner, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
         runs = runner(command, patience=100.0, seconds=750.0)
-        current = runs.run(Candidate(), 0)
+        current = runs.run(CURRENT, 0)
         assert current is not None and not current.fault and current.step > 0
-        assert current.built.plan
-        (candidate,), _ = candidates_for(current.built, [baseline])
-        other = runs.run(candidate, 1)
-        assert other is not None and not other.fault and other.step > 0
+        other = runs.run(baseline, 1)
+        assert baseline in ALL_BASELINES and other is not None
+        assert not other.fault and other.step > 0
         assert other.built.bytes == current.built.bytes
-        assert (other.built.plan == "") == (not candidate.changes)
         return current.built
 
     return measured
@@ -179,7 +166,7 @@ def measured(runner, tmp_path, monkeypatch):
 def test_towers(measured):
     built = measured("tower-0-sum", "towers", "--devices", "3", "--steps", "60")
     assert (built.front_end, built.update, built.towers) == ("towers", "replicated", 3)
-    assert not built.gpus and built.plan
+    assert not built.gpus
 
 
 @pytest.mark.parametrize("baseline", ["tensorpack-cpu", "tensorpack-gpu"])

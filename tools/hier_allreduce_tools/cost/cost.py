@@ -2,30 +2,29 @@
 
 ::
 
-    step 104.4 ms; after the pass 1.9 ms: updates 1.6, waiting for copies 0.1, packing 0.1; …
+    step 104.4 ms; after the pass 1.9 ms: updates 1.0, waiting for the processor 0.6; …
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
-from hier_allreduce import AllReduce, AuditError, all_reduces
+from hier_allreduce import AllReduce, all_reduces
 
 from ..text import table
 from . import picture
 from .remedy import remedy_for
 from .step import COPY, PACK, PASS, SUM, UNPACK, UPDATE, Step, is_gpu
 from .times import (
+    BETWEEN,
     PROCESSOR,
     TOWERS,
-    ChunkTimes,
     Link,
     TowerTimes,
-    chunks_in,
+    complete_by_chunk,
     links_in,
     pass_end_of,
     tower_of,
@@ -38,6 +37,8 @@ _WORDS = {
     UNPACK: "unpacking",
     PACK: "packing",
     PASS: "other kernels",
+    PROCESSOR: "waiting for the processor",
+    BETWEEN: "between kernels",
 }
 # The summary leaves out what takes fewer ms, because it prints one digit.
 _SEEN = 0.05
@@ -48,7 +49,7 @@ class Cost(NamedTuple):
 
     Attributes:
         towers: K towers.
-        chunks: of this package's all-reduces, in the order in which they are ready.
+        chunks: the ms at which all towers have the sum of a chunk, by its name.
         links: pairs of towers with copies; none on CPU devices.
         processor_ahead: ms from the begin of an op on the processor to that of its kernel: the
             median over the kernels of all passes. On CPU devices 0.
@@ -57,7 +58,7 @@ class Cost(NamedTuple):
     """
 
     towers: Tuple[TowerTimes, ...]
-    chunks: Tuple[ChunkTimes, ...]
+    chunks: Dict[str, float]
     links: Tuple[Link, ...]
     processor_ahead: float
     remedy: str
@@ -89,16 +90,9 @@ class Cost(NamedTuple):
         clauses.append(f"{after}: {', '.join(long)}" if long else after)
         # The latest chunk tells whether the sums, or what comes after them, end the step.
         if self.chunks:
-            late = max(chunk.complete for chunk in self.chunks) - self.pass_end
+            late = max(self.chunks.values()) - self.pass_end
             where = "after" if late > 0 else "before"
             clauses.append(f"last chunk everywhere {abs(late):.1f} ms {where} its end")
-        ms_by_src: Dict[int, float] = defaultdict(float)
-        for link in self.links:
-            ms_by_src[link.src] += link.ms
-        if ms_by_src:
-            busiest = max(ms_by_src, key=lambda src: ms_by_src[src])
-            place = self.towers[busiest].place
-            clauses.append(f"busiest sender {place}: {ms_by_src[busiest]:.1f} ms")
         # On a CPU device nobody launches kernels, so that there is no lead.
         if is_gpu(self.last.device):
             clauses.append(f"the processor was {self.processor_ahead:.1f} ms ahead")
@@ -108,7 +102,7 @@ class Cost(NamedTuple):
     def __str__(self) -> str:
         lines = [["ms", "pass ends", "for other towers", "for the processor", "ends"]]
         for tower in self.towers:
-            waits = [tower.gaps.get(reason, 0.0) for reason in (TOWERS, PROCESSOR)]
+            waits = [tower.before.get(reason, 0.0) for reason in (TOWERS, PROCESSOR)]
             times = [tower.pass_end, *waits, tower.end]
             lines.append([tower.place, *(f"{ms:.1f}" for ms in times)])
         return f"{self.summary}\n\n{table(lines)}"
@@ -116,9 +110,9 @@ class Cost(NamedTuple):
     def to_json(self) -> str:
         """Return the summary and all numbers, in ms and bytes, as JSON. Bars are left out."""
         numbers: Dict[str, Any] = {"summary": self.summary, "step": self.step}
-        for field in ("towers", "chunks", "links"):
+        for field in ("towers", "links"):
             numbers[field] = [piece._asdict() for piece in getattr(self, field)]
-        numbers["processor_ahead"] = self.processor_ahead
+        numbers.update(chunks=self.chunks, processor_ahead=self.processor_ahead)
         return json.dumps(numbers, indent=1)
 
     def draw(self, path: Union[str, Path]) -> None:
@@ -143,9 +137,7 @@ def cost(step: Any, graph: Optional[Any] = None) -> Cost:
 
     :class:`CostHook` does this in a ``MonitoredSession`` or an estimator, ``CostCallback`` in
     tensorpack. Trace a step that others have preceded, because the first ones also allocate and
-    compile. Times are those of CUPTI's streams on GPUs, and those of ops on CPU devices. If no
-    all-reduce of hier_allreduce was built in ``graph``, the towers are the GPUs, an all-reduce
-    begins where one reads from another, and there are no chunks.
+    compile. Times are those of CUPTI's streams on GPUs, and those of ops on CPU devices.
 
     Args:
         step: the RunMetadata of a ``session.run`` with ``trace_level=FULL_TRACE``.
@@ -155,13 +147,13 @@ def cost(step: Any, graph: Optional[Any] = None) -> Cost:
         The step in pieces, in ms.
 
     Raises:
-        AuditError: the step, or the streams of its GPUs, were not traced; or it ran none of the
-            graph's all-reduces, or no kernel on their devices.
+        AuditError: the step, or the streams of its GPUs, were not traced; or it ran no all-reduce
+            of several towers of the graph, or no kernel on their devices.
     """
     return cost_of(step.step_stats, all_reduces(graph))
 
 
-def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
+def cost_of(step_stats: Any, built: Sequence[AllReduce]) -> Cost:
     """Return the cost of a step from its ``step_stats`` and the all-reduces of its graph.
 
     Raises: as :func:`cost`.
@@ -169,8 +161,6 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
     # One tower has nothing to send, and a trace cannot tell which device a function has chosen.
     told = [one for one in built if len(one.devices) > 1 and not any(map(callable, one.devices))]
     step = Step(step_stats, told)
-    if told and not step.all_reduces:
-        raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
     last_pass_end = max(pass_end_of(step, device) for device in step.devices)
     towers = tuple(tower_of(step, device, last_pass_end) for device in step.devices)
     bars = []
@@ -186,4 +176,4 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce] = ()) -> Cost:
     links = tuple(links_in(step.copies))
     lead = max(0.0, median(ahead)) if ahead else 0.0
     remedy = remedy_for(towers, links)
-    return Cost(towers, tuple(chunks_in(step)), links, lead, remedy, tuple(bars))
+    return Cost(towers, complete_by_chunk(step), links, lead, remedy, tuple(bars))

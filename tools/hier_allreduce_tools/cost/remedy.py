@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import List, Sequence, Tuple
 
-from ..text import rate, rounded
+from ..text import rounded
 from .step import is_gpu
 from .times import PROCESSOR, TOWERS, Link, TowerTimes
 
@@ -29,26 +29,28 @@ def remedy_for(towers: Sequence[TowerTimes], links: Sequence[Link]) -> str:
 
     remedies: List[Tuple[float, str]] = [(0.0, "")]  # the ms that each may save
     if is_gpu(last.device):  # the threads of a CPU device are the processor
-        early = latest.gaps.get(PROCESSOR, 0.0)
+        early = latest.before.get(PROCESSOR, 0.0)
+        late = last.after.get(PROCESSOR, 0.0)
         of_pass = (
             f"The pass waited {rounded(early)} ms for the processor, which launches its kernels too"
             " late: fewer or larger ops in the model, or a faster input, help; another all-reduce"
             " does not"
         )
         of_updates = (
-            f"The kernels after the pass waited {rounded(last.late_launches)} ms for the processor:"
+            f"The kernels after the pass waited {rounded(late)} ms for the processor:"
             " fewer variables, fewer ops in an update, or larger chunks help"
         )
-        remedies += [(early, of_pass), (last.late_launches, of_updates)]
+        remedies += [(early, of_pass), (late, of_updates)]
     if len(links) > 2:  # of two links nobody can tell which one is unusual
         slowest, *others = sorted(links, key=lambda link: link.speed)
         usual = median(link.speed for link in others)
+        src, dst = towers[slowest.src].place, towers[slowest.dst].place
+        speeds = f"{rounded(slowest.speed / 1e9)} GB/s, others {rounded(usual / 1e9)} GB/s"
         of_link = (
-            f"The copies from {towers[slowest.src].place} to {towers[slowest.dst].place} reach"
-            f" {rate(slowest.speed)}, others {rate(usual)}: look at this link with"
+            f"The copies from {src} to {dst} reach {speeds}: look at this link with"
             " `hier-allreduce doctor --copies`, or choose groups that avoid it"
         )
-        is_slow = slowest.speed < _SLOW * usual
-        remedies.append((last.after.get(TOWERS, 0.0) if is_slow else 0.0, of_link))
+        if slowest.speed < _SLOW * usual:
+            remedies.append((last.after.get(TOWERS, 0.0), of_link))
     ms, text = max(remedies)
     return text if ms >= _LEAST_GAIN * last.end else ""

@@ -22,32 +22,24 @@ from hier_allreduce import AllReduce, AuditError
 # Kinds of nodes. A copy is no node, but has a kind, because it has a color in the picture too.
 PASS, PACK, SUM, UNPACK, UPDATE, COPY = "pass", "pack", "sum", "unpack", "update", "copy"
 
-_LABEL = re.compile(r"(?:\[.*?\] )?\S+ = (\w+)\((.*)\)$", re.DOTALL)
+_LABEL = re.compile(r" = \w+\((.*)\)$", re.DOTALL)
 _STREAM = re.compile(r"(?:.*/)?device:GPU:\d+/stream:\d+(?:<.*>)?$", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.+)/_(\d+)$")  # a _Send or _Recv
 _SIZE = re.compile(r"\b(?:size|bytes):(\d+)")  # CUDA says size, ROCm bytes
 _TRANSFERS = ("_Send", "_HostSend", "_Recv", "_HostRecv")
-_UPDATE = re.compile(r"(Resource)?(Sparse)?Apply")
-_REDUCING = re.compile(r"Nccl|Collective")
 
 Edges = Dict[str, List[str]]
-
-
-class Input(NamedTuple):
-    """What a node reads, or waits for."""
-
-    node: str  # whose result it is
-    receive: int  # in the name of the _Recv that brings it from another device; 0 on the same one
-    is_control: bool  # whether the reader only waits
+# What a node reads: the node whose result it is, and the number in the name of the _Recv that
+# brings it from another device; 0 on the same one.
+Read = Tuple[str, int]
 
 
 class Node(NamedTuple):
     """An op that the processor executed."""
 
-    op: str  # its type
     device: str
-    inputs: Tuple[Input, ...]
-    scheduled: float  # when all inputs were there
+    reads: Tuple[Read, ...]  # also of nodes for which it only waits
+    scheduled: float  # when all of them were there
     start: float  # when the processor began it
     end: float  # when the processor had done it; on a GPU it was launched then
 
@@ -76,7 +68,8 @@ class Step:
     """The step of K towers, from the ``step_stats`` of a RunMetadata.
 
     Raises:
-        AuditError: the step, or the streams of its GPUs, were not traced; or no tower ran.
+        AuditError: the step, or the streams of its GPUs, were not traced; or it ran none of the
+            all-reduces.
     """
 
     nodes: Dict[str, Node]
@@ -86,7 +79,7 @@ class Step:
     ends: Dict[str, float]  # when the last kernel of each node ended; views have none
     devices: List[str]  # of the towers, as executed; towers that share one are one
     copies: List[TowerCopy]  # between towers, in order of their begin
-    arrivals: Dict[Tuple[str, int], float]  # of copies, by node and number of the ``_Recv``
+    arrivals: Dict[Read, float]  # of copies
     kinds: Dict[str, str]  # what nodes are for, but those of the pass
     gradients: Set[str]  # the nodes that only the towers' passes need
 
@@ -95,24 +88,21 @@ class Step:
         streams: List[Any] = []
         for part in step_stats.dev_stats:
             if part.device.startswith("/job:"):
-                executed.update(
-                    {stats.node_name: (stats, part.device) for stats in part.node_stats}
-                )
+                executed.update({ran.node_name: (ran, part.device) for ran in part.node_stats})
             elif _STREAM.match(part.device):
                 streams += part.node_stats
         # Times begin with a GPU's first kernel, because the processor may begin long before.
-        kernels = [stats for stats in streams if _split(stats)[1] not in _TRANSFERS]
-        first = kernels or [stats for stats, _ in executed.values()]
-        self._zero = min((stats.all_start_micros for stats in first), default=0)
+        kernels = [ran for ran in streams if _split(ran)[1] not in _TRANSFERS]
+        first = kernels or [ran for ran, _ in executed.values()]
+        self._zero = min((ran.all_start_micros for ran in first), default=0)
         self._read_nodes(executed)
         self._read_kernels(kernels)
         self.all_reduces = [
             built for built in all_reduces if any(node.startswith(built.scope) for node in executed)
         ]
         self.devices = self._devices()
-        self._read_copies(stats for stats in streams if _split(stats)[1] == "_Send")
-        self.kinds = {}
-        self.gradients = self._classify_ours() if self.all_reduces else self._classify_others()
+        self._read_copies(ran for ran in streams if _split(ran)[1] == "_Send")
+        self._classify()
 
     def kind(self, node: str) -> str:
         """Return what a node is for."""
@@ -132,26 +122,34 @@ class Step:
         self.nodes = {}
         self.sources = {}
         self.readers = {name: [] for name in executed}
-        for name, (stats, device) in executed.items():
-            label = _LABEL.match(stats.timeline_label)
-            op, labels = label.groups() if label else ("", "")
-            inputs = tuple(_inputs(labels.split(", "), executed))
-            begin = stats.all_start_micros
-            scheduled = self._ms(min(stats.scheduled_micros or begin, begin))
-            start = self._ms(begin + stats.op_start_rel_micros)
-            end = self._ms(begin + stats.op_end_rel_micros)
-            self.nodes[name] = Node(op, device, inputs, scheduled, start, end)
-            self.sources[name] = [read.node for read in inputs if not read.is_control]
-            for source in self.sources[name]:
-                self.readers[source].append(name)
+        for name, (ran, device) in executed.items():
+            label = _LABEL.search(ran.timeline_label)
+            inputs = label[1].split(", ") if label else []
+            reads = []
+            self.sources[name] = []
+            for label_of_input in inputs:
+                source = label_of_input.lstrip("^").split(":")[0]
+                # What another device sends is named by its _Recv, which is no executed node itself.
+                read = (source, 0) if source in executed else _numbered(source)
+                if read[0] not in executed:
+                    continue
+                reads.append(read)
+                if not label_of_input.startswith("^"):  # a node for which it only waits
+                    self.sources[name].append(read[0])
+                    self.readers[read[0]].append(name)
+            begin = ran.all_start_micros
+            scheduled = self._ms(min(ran.scheduled_micros or begin, begin))
+            start = self._ms(begin + ran.op_start_rel_micros)
+            end = self._ms(begin + ran.op_end_rel_micros)
+            self.nodes[name] = Node(device, tuple(reads), scheduled, start, end)
 
     def _read_kernels(self, kernels: Iterable[Any]) -> None:
         self.kernels = defaultdict(list)
-        for stats in kernels:
-            name = _split(stats)[0]
-            begin = self._ms(stats.all_start_micros)
+        for ran in kernels:
+            name = _split(ran)[0]
+            begin = self._ms(ran.all_start_micros)
             if name in self.nodes:
-                kernel = Kernel(name, begin, begin + stats.all_end_rel_micros / 1e3)
+                kernel = Kernel(name, begin, begin + ran.all_end_rel_micros / 1e3)
                 self.kernels[self.nodes[name].device].append(kernel)
         for name, node in self.nodes.items():
             if not is_gpu(node.device):
@@ -164,41 +162,38 @@ class Step:
 
     def _read_copies(self, sends: Iterable[Any]) -> None:
         # A copy's destination is the tower of its readers, because no node of a trace is the copy.
-        readers_by_receive: Dict[Tuple[str, int], List[str]] = defaultdict(list)
-        for reader, node in self.nodes.items():
-            for read in node.inputs:
-                readers_by_receive[read.node, read.receive].append(reader)
+        nodes_by_read: Dict[Read, List[str]] = defaultdict(list)
+        for name, node in self.nodes.items():
+            for read in node.reads:
+                nodes_by_read[read].append(name)
         self.arrivals = {}
         self.copies = []
-        for stats in sends:
-            node_name, number = _numbered(_split(stats)[0])
-            received = node_name, number + 1  # TensorFlow numbers a _Recv right after its _Send
-            readers = tuple(readers_by_receive[received])
+        for ran in sends:
+            source, number = _numbered(_split(ran)[0])
+            read = source, number + 1  # TensorFlow numbers a _Recv right after its _Send
+            readers = tuple(nodes_by_read[read])
             if not readers:
                 continue
-            begin = self._ms(stats.all_start_micros)
-            self.arrivals[received] = end = begin + stats.all_end_rel_micros / 1e3
-            size = _SIZE.search(stats.timeline_label)
-            src, dst = self.tower(node_name), self.tower(readers[0])
+            begin = self._ms(ran.all_start_micros)
+            self.arrivals[read] = end = begin + ran.all_end_rel_micros / 1e3
+            size = _SIZE.search(ran.timeline_label)
+            src, dst = self.tower(source), self.tower(readers[0])
             if src is not None and dst is not None:
                 times = (begin, end, int(size[1]) if size else 0)
-                self.copies.append(TowerCopy(src, dst, node_name, readers, *times))
+                self.copies.append(TowerCopy(src, dst, source, readers, *times))
         self.copies.sort(key=lambda copy: copy.begin)
 
     def _devices(self) -> List[str]:
         """Return the executed devices of the towers."""
-        devices = {node.device for node in self.nodes.values()}
-        device_by_tower: Dict[Any, str] = {}
-        for device in sorted(device for device in devices if self.kernels[device]):
-            # Without a record of ours all GPUs are towers, and CPU devices if there are none. Those
-            # of several hosts have the same numbers.
-            tower: Any = (int(device.rpartition(":")[2]), device)
-            if self.all_reduces:
-                tower = self._of_gradients().tower_at(device)
-            elif any(map(is_gpu, devices)) and not is_gpu(device):
-                tower = None
-            if tower is not None:
-                device_by_tower.setdefault(tower, device)
+        if self.nodes and not self.all_reduces:
+            raise AuditError(
+                "the run has no all-reduce of several towers of this graph: fetch the updates"
+            )
+        device_by_tower: Dict[int, str] = {}
+        for device, kernels in self.kernels.items():
+            tower = self._of_gradients().tower_at(device)
+            if kernels and tower is not None:
+                device_by_tower[tower] = device
         if not device_by_tower:
             raise AuditError(
                 "the trace has no kernel on a tower's device: fetch the updates, and run the step"
@@ -219,8 +214,8 @@ class Step:
         # Of two alike it is the later one, because gradients follow a forward pass.
         return max(reversed(self.all_reduces), key=size)
 
-    def _classify_ours(self) -> Set[str]:
-        """Find the kinds of nodes by the names of our ops, and return the gradients' nodes."""
+    def _classify(self) -> None:
+        """Find the kinds of nodes by the names of our ops, and the gradients' nodes."""
         ours: Set[str] = set()
         sums: Set[str] = set()
         for built in self.all_reduces:
@@ -233,26 +228,10 @@ class Step:
         before = reached(sums - in_pass, self.sources)
         after = reached(sums - in_pass, self.readers)
         # A node may be in several of these sets, of which the last one counts.
-        self.kinds.update(dict.fromkeys(after, UPDATE))
+        self.kinds = dict.fromkeys(after, UPDATE)
         self.kinds.update({node: PACK if node in before else UNPACK for node in ours})
         self.kinds.update(dict.fromkeys(sums, SUM))
-        return before - ours - after
-
-    def _classify_others(self) -> Set[str]:
-        """Do so for another all-reduce: it begins where a tower reads from another one."""
-        updates = {update for update, node in self.nodes.items() if _UPDATE.match(node.op)}
-        needed = reached(updates, self.sources)
-        begun = {node for node in needed | updates if self._reads_another_tower(node)} - updates
-        after = reached(begun, self.readers)
-        self.kinds.update(dict.fromkeys(begun | after, SUM))
-        self.kinds.update(dict.fromkeys(updates, UPDATE))
-        return reached(begun or updates, self.sources) - begun - after - updates
-
-    def _reads_another_tower(self, reader: str) -> bool:
-        node = self.nodes[reader]
-        read = [value.node for value in node.inputs if value.receive and not value.is_control]
-        # A collective has no input from another device, because it exchanges values itself.
-        return bool(_REDUCING.match(node.op)) or any(self.tower(name) is not None for name in read)
+        self.gradients = before - ours - after
 
 
 def is_gpu(device: str) -> bool:
@@ -260,26 +239,16 @@ def is_gpu(device: str) -> bool:
     return ":GPU:" in device
 
 
-def _split(stats: Any) -> Tuple[str, str]:
+def _split(ran: Any) -> Tuple[str, str]:
     """Return the node for which something ran, and its op."""
-    node_name, _, op = stats.node_name.rpartition(":")
+    node_name, _, op = ran.node_name.rpartition(":")
     return node_name, op
 
 
-def _numbered(name: str) -> Tuple[str, int]:
+def _numbered(name: str) -> Read:
     """Return the node, and the number, in the name of a ``_Send`` or ``_Recv``; 0 for others."""
     parts = _NUMBERED.match(name)
     return (parts[1], int(parts[2])) if parts else (name, 0)
-
-
-def _inputs(labels: Iterable[str], executed: Dict[str, Any]) -> Iterable[Input]:
-    """Yield the inputs that labels call ``node:1``, or ``^node``, if their nodes were executed."""
-    for label in labels:
-        name = label.lstrip("^").split(":")[0]
-        # What another device sends is named by its _Recv, which is no executed node itself.
-        node_name, receive = (name, 0) if name in executed else _numbered(name)
-        if node_name in executed:
-            yield Input(node_name, receive, label.startswith("^"))
 
 
 def reached(names: Iterable[str], edges: Edges) -> Set[str]:

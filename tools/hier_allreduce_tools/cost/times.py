@@ -3,7 +3,6 @@
 ::
 
     a tower   kernel │◄─ towers ─► scheduled ◄─ processor ─► launched ◄─ between ─►│ kernel
-    a chunk   ready ─► sent ─► summed ─► copied ─► updated
 
 All times are ms after the first kernel of the step.
 """
@@ -11,9 +10,9 @@ All times are ms after the first kernel of the step.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from .step import SUM, UPDATE, Input, Step, TowerCopy, reached
+from .step import SUM, Read, Step, TowerCopy
 
 # Why a tower had no kernel: what another tower sends was missing; the processor launched too late,
 # or had no value for it; the next kernel had been launched already.
@@ -26,32 +25,13 @@ class TowerTimes(NamedTuple):
     device: str
     pass_end: float  # the end of its last kernel that makes a gradient
     end: float  # the end of its last kernel
-    busy: Dict[str, float]  # up to then: with a kernel, by kind
-    gaps: Dict[str, float]  # up to then: without one, by reason
-    after: Dict[str, float]  # after it: of waiting for other ``towers``, and by kind all others
-    late_launches: float  # of ``after``: what waited for the processor
+    before: Dict[str, float]  # with kernels, by kind, and without one, by reason
+    after: Dict[str, float]  # the same, after the end of the last pass
 
     @property
     def place(self) -> str:
         """The short name of its device: ``GPU 5``."""
         return self.device.rpartition("device:")[2].replace(":", " ")
-
-
-class ChunkTimes(NamedTuple):
-    """The way of one chunk; a time is None if it was not seen, as that of copies on CPU devices."""
-
-    name: str  # with which the names of its ops begin
-    root: Optional[int]  # the tower that has the sum first; None if nothing was summed
-    ready: Optional[float]  # all towers have the gradient
-    sent: Optional[float]  # the last copy of a gradient has arrived
-    summed: Optional[float]  # the root has the sum, or the mean
-    copied: Optional[float]  # the last copy of the sum has arrived
-    updated: Optional[float]  # the last update that reads it has ended
-
-    @property
-    def complete(self) -> float:
-        """When all towers have the sum."""
-        return max(self.copied or 0.0, self.summed or 0.0)
 
 
 class Link(NamedTuple):
@@ -74,32 +54,21 @@ class Link(NamedTuple):
 
 def tower_of(step: Step, device: str, last_pass_end: float) -> TowerTimes:
     """Return the times of one tower, up to the end of the last tower's pass and after it."""
-    busy: Dict[str, float] = defaultdict(float)
-    gaps: Dict[str, float] = defaultdict(float)
+    before: Dict[str, float] = defaultdict(float)
     after: Dict[str, float] = defaultdict(float)
-    late_launches = 0.0
     done = 0.0
-    for kind, reason, end in _segments(step, device):
-        early = min(end, last_pass_end) - done
-        late = end - max(done, last_pass_end)
-        if early > 0 and reason:
-            gaps[reason] += early
-        elif early > 0:
-            busy[kind] += early
-        if late > 0:
-            after[TOWERS if reason == TOWERS else kind] += late
-            late_launches += late if reason == PROCESSOR else 0.0
+    for what, end in _segments(step, device):
+        middle = min(max(done, last_pass_end), end)
+        if done < middle:
+            before[what] += middle - done
+        if middle < end:
+            after[what] += end - middle
         done = end
-    ends = [kernel.end for kernel in step.kernels[device]]
-    times = (pass_end_of(step, device), max(ends, default=0.0))
-    return TowerTimes(device, *times, dict(busy), dict(gaps), dict(after), late_launches)
+    return TowerTimes(device, pass_end_of(step, device), done, dict(before), dict(after))
 
 
-def _segments(step: Step, device: str) -> Iterator[Tuple[str, str, float]]:
-    """Yield a tower's step without a hole: a kernel's kind, why it did not run yet, and until when.
-
-    The reason is empty while the kernel runs.
-    """
+def _segments(step: Step, device: str) -> Iterator[Tuple[str, float]]:
+    """Yield a tower's step without a hole: a kernel's kind, or why none ran yet, and until when."""
     done = 0.0  # ms up to which the segments tell what the tower did
     for kernel in step.kernels[device]:
         node = step.nodes[kernel.node]
@@ -110,9 +79,9 @@ def _segments(step: Step, device: str) -> Iterator[Tuple[str, str, float]]:
         reason = _reason(step, kernel.node, done) if scheduled > done else ""
         waits = [(reason, scheduled), (PROCESSOR, launched), (BETWEEN, kernel.begin)]
         # Kernels of several streams overlap, so that only what is after `done` is new.
-        for why, end in [*waits, ("", kernel.end)]:
+        for what, end in [*waits, (step.kind(kernel.node), kernel.end)]:
             if end > done:
-                yield step.kind(kernel.node), why, end
+                yield what, end
                 done = end
 
 
@@ -120,17 +89,17 @@ def _reason(step: Step, waiting: str, since: float) -> str:
     """Return why the processor had not begun a node at a time: the chain of what came last."""
 
     # A value from another tower is there when its copy ends, not when its op does.
-    def arrival(read: Input) -> float:
-        return step.arrivals.get((read.node, read.receive), step.nodes[read.node].end)
+    def arrival(read: Read) -> float:
+        return step.arrivals.get(read, step.nodes[read[0]].end)
 
     seen = {waiting}
-    while step.nodes[waiting].scheduled > since and step.nodes[waiting].inputs:
-        last_read = max(step.nodes[waiting].inputs, key=arrival)
-        if last_read.receive:
-            return PROCESSOR if step.tower(last_read.node) is None else TOWERS
-        if last_read.node in seen:  # a loop of the graph
+    while step.nodes[waiting].scheduled > since and step.nodes[waiting].reads:
+        source, receive = max(step.nodes[waiting].reads, key=arrival)
+        if receive:
+            return PROCESSOR if step.tower(source) is None else TOWERS
+        if source in seen:  # a loop of the graph
             break
-        waiting = last_read.node
+        waiting = source
         seen.add(waiting)
     return PROCESSOR
 
@@ -144,47 +113,20 @@ def pass_end_of(step: Step, device: str) -> float:
 # ---- chunks and links --------------------------------------------------------------------------
 
 
-def chunks_in(step: Step) -> List[ChunkTimes]:
-    """Return the chunks of a step in the order in which they are ready."""
-    # A node without a kernel is a view, whose result is there when its sources' are.
-    views = {node: [] if node in step.ends else srcs for node, srcs in step.sources.items()}
-    chunks = []
+def complete_by_chunk(step: Step) -> Dict[str, float]:
+    """Return when all towers have the sum of each chunk, by the begin of the names of its ops."""
+    times = {}
     for built in step.all_reduces:
         for tensor in built.tensors:
-            chunk = _chunk(step, tensor.name, f"{built.scope}{tensor.name}/", views)
+            chunk = f"{built.scope}{tensor.name}"
+            own = {node for node in step.nodes if node.startswith(f"{chunk}/")}
+            sums = [node for node in own if step.kind(node) == SUM]
+            ends = [step.ends[node] for node in sums if node in step.ends]
+            ends += [copy.end for copy in step.copies if own & {copy.node, *copy.readers}]
             # A chunk of which nothing ran stays out, because Grappler folds sums of constants.
-            if any(time is not None for time in chunk[2:]):
-                chunks.append(chunk)
-    return sorted(chunks, key=lambda chunk: chunk.ready or 0.0)
-
-
-def _chunk(step: Step, name: str, prefix: str, views: Dict[str, List[str]]) -> ChunkTimes:
-    own = {node for node in step.nodes if node.startswith(prefix)}
-    sums = {node for node in own if step.kind(node) == SUM}
-    gradients = {source for node in sums for source in step.sources[node]} - sums
-    updates = {node for node in reached(own, step.readers) if step.kind(node) == UPDATE}
-    # A copy that a sum reads is on the way up, and all others of the chunk bring the sum back.
-    up: List[float] = []
-    down: List[float] = []
-    for copy in step.copies:
-        if not sums.isdisjoint(copy.readers):
-            up.append(copy.end)
-        elif copy.node in own or not own.isdisjoint(copy.readers):
-            down.append(copy.end)
-    end_by_sum = {node: step.ends[node] for node in sums if node in step.ends}
-    return ChunkTimes(
-        name,
-        step.tower(max(end_by_sum, key=lambda node: end_by_sum[node])) if end_by_sum else None,
-        ready=_last_end(step, gradients | reached(gradients, views)),
-        sent=max(up, default=None),
-        summed=_last_end(step, sums),
-        copied=max(down, default=None),
-        updated=_last_end(step, updates),
-    )
-
-
-def _last_end(step: Step, nodes: Iterable[str]) -> Optional[float]:
-    return max((step.ends[node] for node in nodes if node in step.ends), default=None)
+            if ends:
+                times[chunk] = max(ends)
+    return times
 
 
 def links_in(copies: Iterable[TowerCopy]) -> List[Link]:

@@ -2,7 +2,7 @@
 
 ::
 
-    packages, nvidia_smi, TensorFlow (probe) ─► machine ─► facts, and problems with a remedy
+    packages, nvidia-smi, TensorFlow (probe) ─► machine ─► lines; one with a remedy begins with !
     nvidia-smi topo -m ─► topology ─► groups=…
     --copies ─► copies (copier) ─► bits, GB/s
 """

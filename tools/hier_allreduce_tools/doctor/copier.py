@@ -2,9 +2,8 @@
 
 ::
 
-    {"first": "/gpu:0", "pairs": [["/gpu:0", "/gpu:1"], …], "start": 180, "limit": 30}
-        ─►  {}                                     TensorFlow has the first device
-            {"differ": 0, "rate": 2.2e10}          bytes that arrive changed; bytes/s
+    [[["/gpu:0", "/gpu:1"], …], 30]
+        ─►  [0, 2.2e10]          bytes that arrive changed; bytes/s
             …
 
 A pair that takes longer than its limit ends the process: broken copies hang, and TensorFlow cannot
@@ -26,6 +25,7 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 SMALL = 4  # bytes
 BIG = 32 << 20  # bytes
+_START = 180.0  # seconds until TensorFlow has the first device
 _WARM_UP = 2
 _REPEATS = 7
 
@@ -71,20 +71,19 @@ def _session(devices: Sequence[str]) -> Any:
 
 
 def main(request: str) -> None:
-    """Print ``{}`` when TensorFlow has the first device, and then a line for each pair."""
-    todo = json.loads(request)
-    faulthandler.dump_traceback_later(todo["start"], exit=True)
+    """Print a line for each pair."""
+    pairs, limit = json.loads(request)
+    faulthandler.dump_traceback_later(_START, exit=True)
     tf1.disable_eager_execution()
-    copied(todo["first"], todo["first"], SMALL)
-    print("{}", flush=True)
-    for src, dst in todo["pairs"]:
+    copied(pairs[0][0], pairs[0][0], SMALL)
+    for src, dst in pairs:
         # A copy that hangs cannot be ended, so that this process ends with it.
-        faulthandler.dump_traceback_later(todo["limit"], exit=True)
+        faulthandler.dump_traceback_later(limit, exit=True)
         differ, seconds = copied(src, dst, BIG)
         # The small copy costs what every step costs: the difference is the copy's own time.
         seconds -= copied(src, dst, SMALL)[1]
         rate = BIG / seconds if seconds > 0 else 0.0
-        print(json.dumps({"differ": differ, "rate": rate}), flush=True)
+        print(json.dumps([differ, rate]), flush=True)
 
 
 if __name__ == "__main__":

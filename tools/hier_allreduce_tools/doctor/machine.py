@@ -9,104 +9,128 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Tuple
+from typing import Any, Dict, Generator, Iterator, List, Tuple
 
-from hier_allreduce import __version__
+from hier_allreduce import HierAllreduceError, __version__
 
-from ..text import amount, count
-from .nvidia_smi import NvidiaSmi, groups_of
-from .topology import Groups
+from ..text import count
+from .topology import Groups, linked_groups, read_table
 
 if sys.version_info < (3, 8):
-    import pkg_resources  # setuptools has it, which every environment of Python 3.7 has
+    import importlib_metadata as metadata
 else:
     from importlib import metadata
 
-_PACKAGES = (
-    *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "tf_keras", "tensorpack"),
-    *("numpy", "protobuf", "horovod", "nvidia-nccl-cu12"),
+_PACKAGES = re.compile(
+    r"(tensorflow([-_](cpu|gpu|intel|macos|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
+    r"|horovod|nvidia[-_]nccl[-_]cu\d+)$"
 )
 # they change which GPUs there are, where copies go, or which ops run
 _VARIABLES = re.compile(
     r"(CUDA_\w*DEVICE\w*|NVIDIA_VISIBLE_DEVICES|XLA_FLAGS|NCCL_\w*"
     r"|TF_(XLA|GPU|FORCE|USE|PLUGGABLE)_\w*)$"
 )
-_TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
+_PATIENCE = 120  # seconds; the first use of many GPUs takes a while
+_NOT_FOUND = 127  # the status of a shell whose command does not exist
+_LONGEST_LINE = 300  # characters
 
 
-class Finding(NamedTuple):
-    """A fact; one with a remedy is a problem."""
-
-    fact: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"! {self.fact}: {self.remedy}" if self.remedy else self.fact
+def problem(fact: str, remedy: str) -> str:
+    """Return the line of a problem."""
+    return f"! {fact}: {remedy}"
 
 
-class TensorFlow(NamedTuple):
-    """TensorFlow as a process of its own finds it."""
+def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
+    """Yield all that is known about this machine, and its problems.
 
-    version: str = ""  # empty if it cannot be used
-    cuda: bool = False  # whether it was built with CUDA; without, a plug-in may still bring GPUs
-    gpus: Tuple[Any, ...] = ()  # of each its name, model, bytes, and numbers of GPUs it reaches
-    problem: Tuple[Finding, ...] = ()  # why it cannot be used
-
-
-def findings(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
-    """Yield all that is known about this machine, and its problems."""
+    ``tensorflow`` is the answer of :func:`ask_tensorflow`.
+    """
     # A container or a batch system may give this process few cores; macOS and Windows do not tell.
     asked = getattr(os, "sched_getaffinity", None)
     cores = len(asked(0)) if asked else os.cpu_count() or 1
-    yield Finding(f"{platform.platform()}, {count(cores, 'core')}")
+    yield f"{platform.platform()}, {count(cores, 'core')}"
     yield from _packages()
-    variables = sorted(name for name in os.environ if _VARIABLES.match(name))
-    yield from (Finding(f"{variable}={os.environ[variable]}") for variable in variables)
-    yield from _nvidia(nvidia)
-    yield from tensorflow.problem or _tensorflow(nvidia, tensorflow)
-    yield from _steps(tensorflow, cores)
+    variables = sorted(filter(_VARIABLES.match, os.environ))
+    yield from (f"{variable}={os.environ[variable]}" for variable in variables)
+    cards = yield from _cards()
+    if tensorflow["fault"]:
+        remedy = "it has to run here first: `python -c 'import tensorflow'` has all of its lines"
+        yield problem(f"TensorFlow cannot list its devices: {tensorflow['fault']}", remedy)
+        return
+    gpus = tensorflow["gpus"]
+    yield from _gpus(tensorflow, gpus)
+    # Whoever hides GPUs from CUDA sees it in the facts.
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and len(gpus) < len(cards):
+        seen = f"TensorFlow uses {len(gpus)} of {count(len(cards), 'GPU')}"
+        yield problem(seen, "its own lines say why, if a program asks for its devices")
+
+    # A thread that waits for a GPU runs no ops, so that with fewer cores all threads may wait.
+    if len(gpus) > 1 and cores <= len(gpus):
+        yield problem(
+            f"{count(cores, 'core')} for {len(gpus)} GPUs, and a step ends with a thread that waits"
+            " for each GPU",
+            f"give the session inter_op_parallelism_threads={2 * len(gpus)}",
+        )
+    if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
+        remedy = "leave auto_jit out of TF_XLA_FLAGS"
+        yield problem("XLA may merge copies that are planned apart", remedy)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[str]:
     """Yield the versions of installed packages."""
     version_by_package = {"hier_allreduce": __version__, "Python": platform.python_version()}
-    for package in _PACKAGES:
-        installed: Any = None
-        if sys.version_info < (3, 8):
-            installed = pkg_resources.WorkingSet().by_key.get(package.replace("_", "-"))
-        else:
-            installed = next(iter(metadata.distributions(name=package)), None)
-        if installed is not None and installed.version:
-            version_by_package[package] = str(installed.version)
-    yield Finding(", ".join(map(" ".join, version_by_package.items())))
+    for installed in metadata.distributions():
+        name = str(installed.metadata["Name"])
+        if _PACKAGES.match(name):
+            version_by_package.setdefault(name, installed.version)
+    yield ", ".join(map(" ".join, version_by_package.items()))
 
     # Packages of TensorFlow have the same files, so that the last one installed wins, in parts.
     tensorflows = [package for package in version_by_package if package.startswith("tensorflow")]
     if len(tensorflows) > 1:
         names = ", ".join(tensorflows)
-        yield Finding(f"{names} overwrite each other's files", "uninstall all, then install one")
+        yield problem(f"{names} overwrite each other's files", "uninstall all, then install one")
 
 
-def _nvidia(nvidia: NvidiaSmi) -> Iterator[Finding]:
-    """Yield nvidia-smi's answers: GPUs, links, groups."""
+def _cards() -> Generator[str, None, List[str]]:
+    """Yield nvidia-smi's answers: GPUs, links, groups; return its GPUs."""
+    print("asking nvidia-smi …", file=sys.stderr)
+    asked = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    status, output, errors = _answer_of(*asked)
     # A machine without nvidia-smi may have no GPU, or is a container with GPUs: both are fine.
-    if nvidia.fault.startswith("not found"):
-        yield Finding(f"nvidia-smi: {nvidia.fault}")
-    elif nvidia.fault:
+    if status == _NOT_FOUND:
+        yield "nvidia-smi: not found on PATH"
+        return []
+    if status:
+        words = " ".join((output + errors).split())[:_LONGEST_LINE]
         remedy = (
             "look for the driver's own words, `dmesg | grep -i -e nvrm -e xid`, and reboot if it"
             " hangs or was updated while it ran; a container needs the driver of its host"
         )
-        yield Finding(f"nvidia-smi: {nvidia.fault}", remedy)
-    yield from (Finding(f"nvidia-smi: {gpu}") for gpu in nvidia.gpus)
-    if len(nvidia.gpus) > 1:
-        # The legends are left out, because the reader of an issue knows their words.
-        tables = [table.split("\n\n")[0] for table in (nvidia.table, nvidia.reads) if table]
-        yield from (Finding(f"\n{table}\n") for table in tables)
-    groups = groups_of(nvidia)
-    if groups:
-        yield Finding(groups_line(groups))
+        yield problem(f"nvidia-smi ended with status {status}: {words}", remedy)
+        return []
+    cards = output.splitlines()
+    yield from (f"nvidia-smi: {card}" for card in cards)
+    if len(cards) > 1:
+        yield from _links()
+    return cards
+
+
+def _links() -> Iterator[str]:
+    """Yield nvidia-smi's tables: links, and which GPUs read each other's memory; and groups."""
+    for kind in (["-m"], ["-p2p", "r"]):
+        status, table, _ = _answer_of("nvidia-smi", "topo", *kind)
+        # A fault of a table is none of the machine, because some drivers print none.
+        if status == 0:
+            # The legend is left out, because the reader of an issue knows its words.
+            yield "\n{}\n".format(table.split("\n\n")[0])
+        with suppress(HierAllreduceError):  # only the first one has links
+            groups = linked_groups(read_table(table))
+            # The variable may number the GPUs in another way.
+            if groups and "CUDA_VISIBLE_DEVICES" not in os.environ:
+                yield groups_line(groups)
 
 
 def groups_line(groups: Groups) -> str:
@@ -114,27 +138,61 @@ def groups_line(groups: Groups) -> str:
     return f'along the links: Strategy(algorithm="hierarchical", groups={groups})'
 
 
-def ask_tensorflow() -> TensorFlow:
-    """Return what a process of its own finds, because TensorFlow may hang or end it."""
+def _gpus(tensorflow: Dict[str, Any], gpus: List[Any]) -> Iterator[str]:
+    """Yield TensorFlow's GPUs, and which of them do not reach all others."""
+    built = "with" if tensorflow["cuda"] else "without"
+    yield f"TensorFlow {tensorflow['version']}, built {built} CUDA, sees {count(len(gpus), 'GPU')}"
+    lonely = []
+    for name, model, size, peers in gpus:
+        line = f"  {name} {model}, {size / 2**30:.3g} GiB"
+        # A GPU of a plug-in may have peers, but TensorFlow lists them for CUDA only.
+        if tensorflow["cuda"]:
+            line += f", peers: {', '.join(map(str, peers)) or 'none'}"
+            lonely += [name] if len(peers) < len(gpus) - 1 else []
+        yield line
+    if lonely:
+        yield problem(
+            f"no peer access from {', '.join(lonely)} to all others, so copies cross main memory",
+            "GeForce cards have it over NVLink only, virtual machines if their host gives it; else"
+            " turn off ACS and the IOMMU in the firmware. `--copies` shows how fast copies are",
+        )
+
+
+# ---- processes, which may hang -----------------------------------------------------------------
+
+
+def ask_tensorflow() -> Dict[str, Any]:
+    """Return what a process of its own finds, because TensorFlow may hang or end it.
+
+    The keys are those of ``probe``, and ``fault``: why it cannot be used, or empty.
+    """
+    print("asking TensorFlow for its devices …", file=sys.stderr)
+    probe = str(Path(__file__).with_name("probe.py"))
+    status, output, errors = _answer_of(sys.executable, probe)
+    if status:
+        return {"gpus": [], "fault": last_words(status, errors)}
+    # Plug-ins may have printed lines of their own before the answer.
+    return {"fault": "", **json.loads(output.splitlines()[-1])}
+
+
+def _answer_of(*command: str) -> Tuple[int, str, str]:
+    """Return the status of a process, what it prints, and its errors."""
     try:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("probe.py"))],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TIMEOUT,
-            # its warnings and errors may tell why it ends
+            timeout=_PATIENCE,
+            # TensorFlow's warnings and errors may tell why it ends.
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
         )
+    except FileNotFoundError as error:
+        return _NOT_FOUND, "", str(error)
     except subprocess.TimeoutExpired:
-        fact = f"TensorFlow did not list its devices within {_TIMEOUT} s"
-        return TensorFlow(problem=(Finding(fact, "look at `dmesg`, and reset the GPUs"),))
-    if done.returncode:
-        words = last_words(done.returncode, done.stderr.decode("utf-8", "replace"))
-        fact = f"TensorFlow cannot list its devices: {words}"
-        remedy = "it has to run here first: `python -c 'import tensorflow'` has all of its lines"
-        return TensorFlow(problem=(Finding(fact, remedy),))
-    # Plug-ins may have printed lines of their own before the answer.
-    return TensorFlow(**json.loads(done.stdout.decode("utf-8", "replace").splitlines()[-1]))
+        return -signal.SIGKILL, "", f"no answer for {_PATIENCE} s"
+    # Only line ends are removed, because a table begins with a tab, above its column of labels.
+    output = done.stdout.decode("utf-8", "replace").strip("\r\n")
+    return done.returncode, output, done.stderr.decode("utf-8", "replace")
 
 
 def last_words(status: int, errors: str) -> str:
@@ -142,51 +200,7 @@ def last_words(status: int, errors: str) -> str:
 
     Other lines of TensorFlow may come after an error, so that of those with errors the last counts.
     """
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line.strip()[-_LONGEST_LINE:] for line in errors.splitlines() if line.strip()]
     words = [line for line in lines if re.search("error", line, re.IGNORECASE)] or lines
     end = signal.Signals(-status).name if status < 0 else f"status {status}"
-    return ": ".join([end, *(line[-300:] for line in words[-1:])])
-
-
-def _tensorflow(nvidia: NvidiaSmi, tensorflow: TensorFlow) -> Iterator[Finding]:
-    """Yield TensorFlow's GPUs, and whether it uses all of nvidia-smi's."""
-    built = "with" if tensorflow.cuda else "without"
-    seen = f"TensorFlow {tensorflow.version}, built {built} CUDA, sees"
-    yield Finding(f"{seen} {count(len(tensorflow.gpus), 'GPU')}")
-    for name, model, size, peers in tensorflow.gpus:
-        # A GPU of a plug-in may have peers, but TensorFlow lists them for CUDA only.
-        direct = f", peers: {', '.join(map(str, peers)) or 'none'}" if tensorflow.cuda else ""
-        yield Finding(f"  {name} {model}, {amount(size, binary=True)}{direct}")
-
-    # Whoever hides GPUs from CUDA sees it in the facts.
-    all_gpus = count(len(nvidia.gpus), "GPU")
-    if "CUDA_VISIBLE_DEVICES" not in os.environ and len(tensorflow.gpus) < len(nvidia.gpus):
-        yield Finding(
-            f"TensorFlow uses {len(tensorflow.gpus)} of {all_gpus}",
-            "its own lines say why, if a program asks for its devices",
-        )
-
-
-def _steps(tensorflow: TensorFlow, cores: int) -> Iterator[Finding]:
-    """Yield what makes copies between GPUs slow, and what delays or changes them in a step."""
-    # TensorFlow lists peers for CUDA only, so that a plug-in's GPUs would all look lonely.
-    gpus = tensorflow.gpus if tensorflow.cuda else ()
-    lonely = [name for name, _, _, peers in gpus if len(peers) < len(gpus) - 1]
-    if lonely:
-        yield Finding(
-            f"no peer access from {', '.join(lonely)} to all others, so copies cross main memory",
-            "GeForce cards have it over NVLink only, virtual machines if their host gives it; else"
-            " turn off ACS and the IOMMU in the firmware. `--copies` shows how fast copies are",
-        )
-
-    # A thread that waits for a GPU runs no ops, so that with fewer cores all threads may wait.
-    all_gpus = len(tensorflow.gpus)
-    if all_gpus > 1 and cores <= all_gpus:
-        yield Finding(
-            f"{count(cores, 'core')} for {all_gpus} GPUs, and a step ends with a thread that waits"
-            " for each GPU",
-            f"give the session inter_op_parallelism_threads={2 * all_gpus}",
-        )
-    if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
-        remedy = "leave auto_jit out of TF_XLA_FLAGS"
-        yield Finding("XLA may merge copies that are planned apart", remedy)
+    return ": ".join([end, *words[-1:]])

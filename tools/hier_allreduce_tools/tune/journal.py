@@ -2,10 +2,10 @@
 
 ::
 
-    {"program": ["python", "train.py"], "folder": "/home/me", "only": [], "patience": 60.0}
+    {"program": ["python", "train.py"], "folder": "/home/me", "only": []}
     {"run": 1, "sum": "71-1", "built": {…}}              the program's own lines, as ``inside`` says
     {"run": 1, "sum": "71-1", "time": 1795629992.33}
-    {"run": 1, "round": 0, "candidate": {…}, "step": 0.01, …}     the run has ended
+    {"run": 1, "round": 0, "candidate": "tree", "step": 0.01, …}     the run has ended
 
 ``--continue`` needs the first line, and those of runs.
 """
@@ -13,31 +13,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from hier_allreduce import HierAllreduceError
-
-CURRENT = "the program as it is"
-
-
-class Candidate(NamedTuple):
-    """An all-reduce to measure: the program's as it is, another strategy of ours, or a baseline."""
-
-    name: str = CURRENT  # in the table, and for --only
-    baseline: str = ""  # the name of an all-reduce that is not ours
-    changes: Dict[str, Any] = {}  # noqa: RUF012  fields of Strategy, instead of the program's
-    is_original: bool = False  # whether the program used it before hier_allreduce
-
-    @property
-    def is_current(self) -> bool:
-        """Whether this is the program as it is."""
-        return self.name == CURRENT
-
-    @property
-    def title(self) -> str:
-        """The name in the table and in sentences."""
-        return f"{self.name} (as it was)" if self.is_original else self.name
 
 
 class Built(NamedTuple):
@@ -49,18 +29,15 @@ class Built(NamedTuple):
     towers: int = 0  # 0: none is built
     gpus: bool = False  # whether some towers are on GPUs
     strategy: Dict[str, Any] = {}  # noqa: RUF012  its fields that are no defaults
-    plan: str = ""  # a digest that equal plans share; empty for a baseline
 
 
 class Run(NamedTuple):
     """One start of the program."""
 
     round: int  # in which each candidate runs once; 0 is the first run
-    candidate: Candidate
+    candidate: str
     step: float  # seconds; 0 if the run failed
     took: float  # seconds of the whole run
-    start: float  # seconds until its first step
-    stage: int  # of inside.STAGES: how far it has come
     fault: str = ""  # how it failed or hung
     built: Built = Built()
 
@@ -78,25 +55,16 @@ class Journal:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"\n{json.dumps(line)}\n")
 
-    def end_run(self, run: Run) -> None:
-        """Append the line of a run that has ended."""
-        facts = {"candidate": run.candidate._asdict(), "built": run.built._asdict()}
-        self.write({"run": self.runs, **run._asdict(), **facts})
-
     def new_lines(self) -> List[Dict[str, Any]]:
         """Return the lines since the last call; one that is still being written comes later."""
         with self.path.open("rb") as file:
             file.seek(self._read)
-            whole = file.read().rpartition(b"\n")
-        self._read += len(whole[0]) + len(whole[1])
+            text, end, _ = file.read().rpartition(b"\n")
+        self._read += len(text + end)
         lines = []
-        for text in whole[0].decode("utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:  # an empty line, or half a one
-                continue
-            if isinstance(line, dict):
-                lines.append(line)
+        for line in text.splitlines():
+            with suppress(ValueError):  # an empty line, or half a one
+                lines.append(json.loads(line))
         return lines
 
     def read(self) -> Tuple[Dict[str, Any], List[Run]]:
@@ -108,13 +76,11 @@ class Journal:
         runs = []
         lines = self.new_lines()
         try:
-            settings = {key: lines[0][key] for key in ("program", "folder", "only", "patience")}
+            settings = {key: lines[0][key] for key in ("program", "folder", "only")}
             for line in lines[1:]:
                 self.runs = max(self.runs, line.pop("run"))
                 if "round" in line:
-                    candidate = Candidate(**line.pop("candidate"))
-                    built = Built(**line.pop("built"))
-                    runs.append(Run(candidate=candidate, built=built, **line))
+                    runs.append(Run(built=Built(**line.pop("built")), **line))
         except (IndexError, KeyError, TypeError) as error:
             raise HierAllreduceError(f"{self.path} is no journal of tune: {error!r}") from None
         return settings, runs

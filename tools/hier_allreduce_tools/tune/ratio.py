@@ -18,9 +18,9 @@ together with 99 %. Nothing is assumed about how times are distributed.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, nan
 from statistics import median
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 from .journal import Run
 
@@ -31,7 +31,7 @@ LEAST_GAIN = 0.02  # share of a step: a smaller gain decides nothing
 class Ratio(NamedTuple):
     """The step of one candidate divided by that of another."""
 
-    middle: float  # the median of all pairs
+    middle: float  # the median of all pairs; nan without a pair
     low: float  # the ends of its interval; 0 and infinite with too few pairs
     high: float
     pairs: int
@@ -51,20 +51,18 @@ class Ratio(NamedTuple):
         return f"{self.middle:.3f} ({ends})"
 
 
-def ratio(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Optional[Ratio]:
-    """Return the ratio of two candidates' steps; None without a pair of runs.
+def ratio(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Ratio:
+    """Return the ratio of two candidates' steps in the rounds in which both ran.
 
     ``comparisons``: how many ratios are looked at together.
     """
     base_step_by_round = {run.round: run.step for run in base}
     paired = [run for run in runs if run.round in base_step_by_round]
-    if not paired:
-        return None
     ratios = sorted(run.step / base_step_by_round[run.round] for run in paired)
     rank = _rank_of_ends(len(ratios), comparisons)
-    if rank == 0:
-        return Ratio(median(ratios), 0.0, inf, len(ratios))
-    return Ratio(median(ratios), ratios[rank - 1], ratios[-rank], len(ratios))
+    # A rank of 0 takes the ends that stand before and behind all ratios.
+    low, high = [0.0, *ratios][rank], [*ratios, inf][-1 - rank]
+    return Ratio(median(ratios or [nan]), low, high, len(ratios))
 
 
 def pairs_needed(comparisons: int) -> int:

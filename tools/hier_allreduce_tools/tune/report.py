@@ -5,18 +5,30 @@ from __future__ import annotations
 from statistics import median
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..text import amount, table
-from .journal import CURRENT, Candidate, Run
+from ..text import table
+from .candidates import CURRENT
+from .journal import Run
 from .ratio import Ratio, pairs_needed, ratio
+from .run import STEPS
+
+_ALL_HANG = (
+    "the program hangs with each of these, so it is not the all-reduce: look at the copies"
+    " (hier-allreduce doctor --copies) and at the input"
+)
+_NOTHING = f"""\
+nothing was measured: the program has to make {STEPS} steps with an all-reduce of hier_allreduce:
+    grads = hier_allreduce.allreduce_grads(grads, devices)      # or TowerOptimizer, on towers
+    tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())
+    launch_train_with_config(config, HierarchicalTrainer(GPUS))      # tensorpack
+Its Python needs the PYTHONPATH of tune: no -E, -I, -S, and PYTHONPATH=.:$PYTHONPATH adds to it."""
 
 
 class Row(NamedTuple):
-    """All runs of one candidate."""
+    """All runs of a candidate of which none has failed."""
 
-    candidate: Candidate
-    runs: List[Run]  # none if one of them has failed
-    fault: str = ""  # how one has failed
-    ratio: Optional[Ratio] = None  # its step divided by that of the first row with runs
+    name: str
+    runs: List[Run]
+    ratio: Ratio  # its step divided by that of the first row
 
     @property
     def step(self) -> float:
@@ -28,84 +40,67 @@ class Verdict(NamedTuple):
     """What all runs tell."""
 
     rows: List[Row]
+    faults: Dict[str, str]  # how candidates have failed, by their names
     best: Optional[Row]  # the row to use instead of the program as it is
     advice: str  # what to do
-    left_out: Dict[str, str]  # why candidates have no run, by their names
     missing_pairs: int  # of runs, until something may be certain
 
 
-def verdict(runs: Sequence[Run], left_out: Dict[str, str]) -> Verdict:
+def verdict(runs: Sequence[Run]) -> Verdict:
     """Return the verdict on the runs of all candidates."""
+    # One fault excludes a candidate, because a program that fails now and then is of no use.
+    faults = {run.candidate: run.fault for run in runs if run.fault}
     runs_by_name: Dict[str, List[Run]] = {}
     for run in runs:
-        runs_by_name.setdefault(run.candidate.name, []).append(run)
+        # The first run of all had nobody beside it.
+        if run.round and run.candidate not in faults:
+            runs_by_name.setdefault(run.candidate, []).append(run)
+    candidates = sorted(runs_by_name.items(), key=lambda candidate: candidate[0] != CURRENT)
+    comparisons = max(1, len(candidates) - 1)
     rows = []
-    for all_runs in runs_by_name.values():
-        # The first run of all had nobody beside it, so that it counts if there is no other.
-        counted = [run for run in all_runs if run.round] or all_runs
-        # One fault excludes a candidate, because a program that fails now and then is of no use.
-        fault = next((run.fault for run in counted if run.fault), "")
-        rows.append(Row(counted[0].candidate, [] if fault else counted, fault))
-    measured = [row for row in rows if row.runs]
-    for index, row in enumerate(rows):
-        if row in measured[1:]:
-            compared = ratio(row.runs, measured[0].runs, len(measured) - 1)
-            rows[index] = row._replace(ratio=compared)
-    measured = [row for row in rows if row.runs]
-    rough = [row.ratio.pairs for row in measured if row.ratio and row.ratio.is_rough]
-    missing = pairs_needed(len(measured) - 1) - min(rough) if rough else 0
-    best, advice = _advice(rows, measured)
-    return Verdict(rows, best, advice, left_out, missing)
+    for name, own in candidates:
+        base = candidates[0][1]
+        rows.append(Row(name, own, ratio(own, base, comparisons)))
+    rough = [row.ratio.pairs for row in rows[1:] if row.ratio.is_rough]
+    missing = pairs_needed(comparisons) - min(rough) if rough else 0
+    best, advice = _advice(rows, faults)
+    return Verdict(rows, faults, best, advice, missing)
 
 
-def _advice(rows: Sequence[Row], measured: Sequence[Row]) -> Tuple[Optional[Row], str]:
-    """Return the best of the rows that have runs, and what to do."""
-    if not measured and len(rows) > 1 and all(row.fault.startswith("hung") for row in rows):
-        return None, (
-            "the program hangs with each of these, so it is not the all-reduce: look at the copies"
-            " (hier-allreduce doctor --copies) and at the input"
-        )
-    if not measured:
-        return None, "nothing was measured"
-    if len(measured) == 1 and measured[0].candidate.is_current:
-        return None, f"nothing to compare: only {CURRENT} was measured"
-    faster = [row for row in measured if row.ratio and row.ratio.is_faster]
+def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row], str]:
+    """Return the best of the rows, and what to do."""
+    if not rows:
+        all_hang = len(faults) > 1 and all(fault.startswith("hung") for fault in faults.values())
+        return None, _ALL_HANG if all_hang else _NOTHING
+    faster = [row for row in rows if row.ratio.is_faster]
     best = min(faster, key=lambda row: row.step, default=None)
-    if not measured[0].candidate.is_current:
-        # The program as it is has failed, so that any row with runs is better, even the first.
-        best = best or measured[0]
-        return best, f"use {best.candidate.title}: {CURRENT} was not measured"
-    if best is not None:
-        return best, f"use {best.candidate.title}, and not {CURRENT}"
-    why = "no other one is certainly faster"
-    if all(row.ratio is None or row.ratio.is_rough for row in measured):
-        pairs = pairs_needed(len(measured) - 1)
-        why = f"nothing is certain with fewer than {pairs} pairs of runs"
-    return None, f"keep {CURRENT}: {why}"
+    if best is not None or CURRENT in faults:
+        best = best or rows[0]  # any is better than a program that fails, even the first
+        return best, f"use {best.name}"
+    if len(rows) == 1:
+        return None, f"nothing to compare: only {rows[0].name} was measured"
+    if all(row.ratio.is_rough for row in rows):
+        pairs = pairs_needed(len(rows) - 1)
+        return None, f"keep {CURRENT}: nothing is certain with fewer than {pairs} pairs of runs"
+    return None, f"keep {CURRENT}: no other one is certainly faster"
 
 
-def report(verdict: Verdict) -> str:
-    """Return the table, the candidates that are left out, and what to do as text."""
+def report(verdict: Verdict, left_out: Dict[str, str]) -> str:
+    """Return the table, the candidates without a row, each with its reason, and what to do."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
     for row in verdict.rows:
-        if not row.runs:
-            lines.append((row.candidate.title, "", "", "", row.fault))
-            continue
         steps = [1e3 * run.step for run in row.runs]
         step = f"{1e3 * row.step:.4g} ({min(steps):.4g}–{max(steps):.4g})"
-        mark = "← use this" if row is verdict.best else ""
-        lines.append((row.candidate.title, step, str(row.ratio or ""), str(len(row.runs)), mark))
-    size = max((run.built.bytes for row in verdict.rows for run in row.runs), default=0)
-    legend = (
-        f"step: from one sum of {amount(size)} to the next, median (shortest–longest run); ratio:"
-        " to the first row,\nmedian of all pairs of runs of a round; all intervals together hold"
-        " with 99 %"
-    )
-    left_out = [f"not measured: {name}: {reason}" for name, reason in verdict.left_out.items()]
-    paragraphs = [
-        table(lines),
-        legend if size else "",
-        "\n".join(left_out),
-        verdict.advice,
-    ]
-    return "\n\n".join(filter(None, paragraphs))
+        lines.append((row.name, step, str(row.ratio), str(len(row.runs))))
+    paragraphs = []
+    if verdict.rows:
+        size = max(run.built.bytes for row in verdict.rows for run in row.runs)
+        legend = (
+            f"step: from one sum of {size / 1e6:.4g} MB to the next, median (shortest–longest run);"
+            " ratio: to the first row,\nmedian of all pairs of runs of a round; all intervals"
+            " together hold with 99 %"
+        )
+        paragraphs += [table(lines), legend]
+    reasons = {**left_out, **verdict.faults}
+    not_measured = [f"not measured: {name}: {reason}" for name, reason in reasons.items()]
+    return "\n\n".join(filter(None, [*paragraphs, "\n".join(not_measured), verdict.advice]))

@@ -10,20 +10,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ..text import count, duration
+from ..text import count
 from . import inside
-from .journal import Built, Candidate, Journal, Run
+from .candidates import changes_of
+from .journal import Built, Journal, Run
 
 SKIPPED = 10  # steps: compilation, caches, the first batches
 WINDOW = 10  # steps
@@ -35,9 +36,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h has this number
 # If the first run hangs, there is time for two others, and with hours nobody waits hours for it.
 _START_SHARE = 1 / 3  # of the time of all runs
 _LONGEST_START = 600.0  # seconds
-_LONGEST_LINE = 160  # characters
-# A terminal obeys such characters, so that a table with them would clear the screen.
-_CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
+_LONGEST_LINE = 160  # characters of a log
 
 
 @contextmanager
@@ -56,52 +55,28 @@ def noted_signals() -> Iterator[List[int]]:
             signal.signal(ending, handler)
 
 
-class Told:
-    """What a running program has told so far."""
+def training_in(lines: Sequence[Dict[str, Any]]) -> Tuple[Built, List[float]]:
+    """Return a program's all-reduce, and the seconds of its steps, by its lines in the journal.
 
-    def __init__(self) -> None:
-        self.begun = self.newest = time.monotonic()
-        self.start = 0.0  # seconds until the first step
-        self.stage = 0
-        self._built_by_sum: Dict[str, Built] = {}
-        self._times_by_sum: Dict[str, List[float]] = {}
+    Of several it is the training's: an evaluation adds up fewer bytes. Of those with equally many
+    it is the one that runs most.
+    """
+    built_by_sum: Dict[str, Built] = {}
+    times_by_sum: Dict[str, List[float]] = defaultdict(list)
+    for line in lines:
+        if "built" in line:
+            built_by_sum[line["sum"]] = Built(**line["built"])
+        else:
+            times_by_sum[line["sum"]].append(line["time"])
+    sizes = {name: (built.bytes, len(times_by_sum[name])) for name, built in built_by_sum.items()}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    return built_by_sum.get(largest, Built()), times_by_sum[largest]
 
-    def read(self, lines: Sequence[Dict[str, Any]]) -> None:
-        """Read lines of the journal."""
-        for line in lines:
-            self.newest = time.monotonic()
-            stages = [stage for stage, key in enumerate(inside.STAGES) if key in line]
-            self.stage = max(self.stage, *stages, 0)
-            if "built" in line:
-                self._built_by_sum[line["sum"]] = Built(**line["built"])
-            if "time" in line:
-                self._times_by_sum.setdefault(line["sum"], []).append(line["time"])
-                self.start = self.start or self.newest - self.begun
 
-    @property
-    def _largest(self) -> str:
-        """The training's sum: an evaluation adds up less. Of equal sums, the one that runs most."""
-        sizes = []
-        for sum_name, built in self._built_by_sum.items():
-            steps = len(self._times_by_sum.get(sum_name, ()))
-            sizes.append((built.bytes, steps, sum_name))
-        return max(sizes, default=(0, 0, ""))[2]
-
-    @property
-    def built(self) -> Built:
-        """The training's all-reduce."""
-        return self._built_by_sum.get(self._largest, Built())
-
-    @property
-    def times(self) -> List[float]:
-        """The seconds of its steps on the system's clock."""
-        return self._times_by_sum.get(self._largest, [])
-
-    @property
-    def step(self) -> float:
-        """The seconds of a step, by the median of its windows."""
-        ends = self.times[SKIPPED:STEPS:WINDOW]
-        return median((end - begin) / WINDOW for begin, end in zip(ends, ends[1:]))
+def step_of(times: Sequence[float]) -> float:
+    """Return the seconds of a step, by the median of its windows."""
+    ends = times[SKIPPED:STEPS:WINDOW]
+    return median((end - begin) / WINDOW for begin, end in zip(ends, ends[1:]))
 
 
 class Runner:
@@ -109,16 +84,17 @@ class Runner:
 
     def __init__(
         self,
-        settings: Dict[str, Any],
         journal: Journal,
+        settings: Dict[str, Any],
+        patience: float,
         seconds: float,
         signals: Sequence[int],
         show: Callable[[str], None],
     ):
-        self.program: List[str] = settings["program"]
-        self.patience: float = settings["patience"]  # seconds without a step, which are a hang
-        self._folder: str = settings["folder"]
+        self.patience = patience  # seconds without a step, which are a hang
         self.start_patience = min(_START_SHARE * seconds, _LONGEST_START)
+        self._program: List[str] = settings["program"]
+        self._folder: str = settings["folder"]
         self._journal = journal
         self._deadline = time.monotonic() + seconds
         self._signals = signals  # that were noted: the first one ends all runs
@@ -129,60 +105,56 @@ class Runner:
         shutil.copy(inside.__file__, self._inside / "sitecustomize.py")
 
     @property
-    def is_over(self) -> bool:
-        """Whether no other run may begin."""
-        return bool(self._signals) or self.seconds_left() <= 0
-
-    @property
     def log(self) -> Path:
         """The file with the program's output in the newest run."""
         return self._journal.path.parent / f"{self._journal.runs}.log"
 
     def seconds_left(self) -> float:
-        """Return the seconds until the deadline."""
-        return self._deadline - time.monotonic()
+        """Return the seconds until no other run may begin."""
+        return 0.0 if self._signals else self._deadline - time.monotonic()
 
-    def run(self, candidate: Candidate, round: int) -> Optional[Run]:
-        """Run the program with a candidate; None if the time was over, or a signal came.
+    def run(self, candidate: str, round: int) -> Optional[Run]:
+        """Run the program with a candidate; None if the time is over, or a signal came.
 
         Raises:
             OSError: the program cannot be started.
         """
+        if self.seconds_left() <= 0:
+            return None
         self._journal.runs += 1
         self._journal.new_lines()
-        told = Told()
+        lines: List[Dict[str, Any]] = []
+        begun = time.monotonic()
         process = self._started(candidate)
         try:
-            fault = self._wait(process, candidate, told)
+            fault = self._wait(process, candidate, lines)
         finally:
             _end(process)
         if fault is None:
             return None
-        step = told.step if fault == "" else 0.0
-        # Whoever sets the system's clock back must not decide which all-reduce is used.
-        if step <= 0:
-            step = 0.0
-            fault = fault or "failed: the clock of the system was set"
-            fault += f"; last line of {self.log}: {last_line_of(self.log)}"
-        took = time.monotonic() - told.begun
-        run = Run(round, candidate, step, took, told.start, told.stage, fault, told.built)
-        self._journal.end_run(run)
+        if fault:
+            fault += f"; last line of {self.log}: {_last_line_of(self.log)}"
+        built, times = training_in(lines)
+        step = 0.0 if fault else step_of(times)
+        run = Run(round, candidate, step, time.monotonic() - begun, fault, built)
+        line = {"run": self._journal.runs, **run._asdict(), "built": built._asdict()}
+        self._journal.write(line)
         return run
 
-    def _started(self, candidate: Candidate) -> Any:
+    def _started(self, candidate: str) -> Any:
         """Start the program in a process group of its own."""
         request = {
             "run": self._journal.runs,
             "journal": str(self._journal.path),
-            "baseline": candidate.baseline,
-            "changes": candidate.changes,
+            "candidate": candidate,
+            "changes": changes_of(candidate),
         }
         # Its folder is before the user's, because Python takes the first sitecustomize.
         paths = [str(self._inside), os.environ.get("PYTHONPATH", "")]
         asked = {inside.VARIABLE: json.dumps(request), "PYTHONPATH": ":".join(filter(None, paths))}
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                self.program,
+                self._program,
                 cwd=self._folder,
                 env={**os.environ, **asked},
                 start_new_session=True,
@@ -192,15 +164,21 @@ class Runner:
                 preexec_fn=_killed_with_parent(),
             )
 
-    def _wait(self, process: Any, candidate: Candidate, told: Told) -> Optional[str]:
-        """Wait until a run has enough steps; return its fault, or "", or None if it is cut."""
-        while True:
+    def _wait(self, process: Any, candidate: str, lines: List[Dict[str, Any]]) -> Optional[str]:
+        """Wait until a run has enough steps; return its fault, or "", or None if it is cut.
+
+        ``lines`` gets those of the run.
+        """
+        newest = time.monotonic()
+        while self.seconds_left() > 0:
             # The process is asked before the journal, because one that has ended writes no more.
             status = process.poll()
-            # A process that has left the group of an earlier run may still write its lines.
-            lines = self._journal.new_lines()
-            told.read([line for line in lines if line.get("run") == self._journal.runs])
-            steps = len(told.times)
+            for line in self._journal.new_lines():
+                # A process that has left the group of an earlier run may still write its lines.
+                if line.get("run") == self._journal.runs:
+                    lines.append(line)
+                    newest = time.monotonic()
+            steps = len(training_in(lines)[1])
             if steps >= STEPS and status is None:
                 with suppress(subprocess.TimeoutExpired):
                     status = process.wait(LAST_SECONDS)
@@ -211,14 +189,12 @@ class Runner:
                 return ""
             if status == 0:
                 return f"ended after {count(steps, 'step')}, {STEPS} are needed"
-            if self.is_over:
-                return None
-            waits = f"step {steps}" if steps else f"no step yet ({inside.STAGES[told.stage]})"
-            self._show(f"{candidate.name}: {waits}")
+            self._show(f"{candidate}: step {steps}")
             allowed = self.patience if steps else self.start_patience
-            if time.monotonic() - told.newest > allowed:
-                return f"hung: no step after step {steps} for {duration(allowed)}, killed"
+            if time.monotonic() - newest > allowed:
+                return f"hung: no step after step {steps} for {allowed:.3g} s, killed"
             time.sleep(LOOK_SECONDS)
+        return None
 
 
 def _killed_with_parent() -> Optional[Callable[[], None]]:
@@ -247,9 +223,10 @@ def _end(process: Any) -> None:
             process.wait(TERM_SECONDS)
 
 
-def last_line_of(log: Path) -> str:
-    """Return the last line of a program's output, which is its error where one has ended it."""
-    # A bar ends its lines with \r only, so that all of them would be one line without this.
-    lines = re.split(r"[\r\n]+", log.read_text(encoding="utf-8", errors="replace"))
-    shown = [_CONTROL.sub("", line).strip()[:_LONGEST_LINE] for line in lines]
-    return next(filter(None, reversed(shown)), "none")
+def _last_line_of(log: Path) -> str:
+    """Return the last line of a program's output, which is its error where one has ended it.
+
+    It is quoted, because a terminal obeys some characters, and would clear the screen.
+    """
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return repr(next(filter(str.strip, reversed(lines)), "")[-_LONGEST_LINE:])
