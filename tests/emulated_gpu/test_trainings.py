@@ -65,18 +65,18 @@ def command(*arguments, folder):
 def test_doctor_compares_copies_of_gpus(tmp_path):
     _, out = command("doctor", "--copies", folder=tmp_path)
     assert "sees 2 GPUs" in out
-    assert re.search(r"^/gpu:0 +\. +[\d.?]+\n/gpu:1 +[\d.?]+ +\.$", out, re.MULTILINE), out
+    assert re.search(r"^/gpu:0 +\. +[\d.]+\n/gpu:1 +[\d.]+ +\.$", out, re.MULTILINE), out
 
 
 def test_a_gpu_without_memory_is_a_fault_of_the_first_pair(monkeypatch):
     monkeypatch.setenv("EMULATED_GPU_MEMORY_MB", "256")  # TensorFlow leaves most of it alone
-    found = copies.copy_all(["/gpu:0", "/gpu:1"])
-    first, second = found.values()
-    assert "ResourceExhaustedError" in first.fault and second.fault.startswith("not tried")
+    found, fault = copies.copy_all(["/gpu:0", "/gpu:1"])
+    assert not found and fault.startswith("/gpu:0 → /gpu:1: the process ended: ")
+    assert "ResourceExhaustedError" in fault
 
 
 def test_tune_measures_a_program_on_gpus(tmp_path):
     program = [sys.executable, EXAMPLES / "towers.py", "--gpus", "--devices", "2", "--steps", "50"]
     options = ["--yes", "--minutes", "2", "--only", "tower-0-sum"]
     status, out = command("tune", *options, "--", *program, folder=tmp_path)
-    assert status == 0 and re.search(r"^tower-0-sum \(as it was\) +\d", out, re.MULTILINE), out
+    assert status == 0 and re.search(r"^tower-0-sum +\d", out, re.MULTILINE), out

@@ -96,7 +96,7 @@ def test_the_plain_sum_is_that_of_any_program():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "'': algorithm='': expected one of"),
+        ("", "algorithm='': expected one of"),
         ("flat-8MB", "algorithm='flat-8MB': expected one of .*, or one of float16, bfloat16, no-"),
         ("NcclAllReduce-4MiB", "algorithm='NcclAllReduce': expected one of"),
         ("hierarchica", "algorithm='hierarchica': expected one of "),

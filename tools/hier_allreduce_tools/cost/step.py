@@ -97,9 +97,10 @@ class Step:
         self._zero = min((ran.all_start_micros for ran in first), default=0)
         self._read_nodes(executed)
         self._read_kernels(kernels)
-        self.all_reduces = [
-            built for built in all_reduces if any(node.startswith(built.scope) for node in executed)
-        ]
+        self.all_reduces = []
+        for built in all_reduces:
+            if any(node.startswith(built.scope) for node in executed):
+                self.all_reduces.append(built)
         self.devices = self._devices()
         self._read_copies(ran for ran in streams if _split(ran)[1] == "_Send")
         self._classify()

@@ -67,7 +67,7 @@ def changes_of(name: str) -> Dict[str, Any]:
     try:
         Strategy(**changes)
     except HierAllreduceError as error:
-        raise HierAllreduceError(f"{name!r}: {error}, or one of {', '.join(OTHERS)}") from None
+        raise HierAllreduceError(f"{error}, or one of {', '.join(OTHERS)}") from None
     return changes
 
 

@@ -61,7 +61,8 @@ def ratio(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Rat
     ratios = sorted(run.step / base_step_by_round[run.round] for run in paired)
     rank = _rank_of_ends(len(ratios), comparisons)
     # A rank of 0 takes the ends that stand before and behind all ratios.
-    low, high = [0.0, *ratios][rank], [*ratios, inf][-1 - rank]
+    low = [0.0, *ratios][rank]
+    high = [*ratios, inf][-1 - rank]
     return Ratio(median(ratios or [nan]), low, high, len(ratios))
 
 
