@@ -24,7 +24,7 @@ def names_in(argument: str) -> List[str]:
 
 def table(rows: Iterable[Sequence[str]]) -> str:
     """Return a header and rows as text; every column but the first is aligned right."""
-    return tabulate(
+    text = tabulate(
         rows,
         headers="firstrow",
         tablefmt="plain",
@@ -32,3 +32,4 @@ def table(rows: Iterable[Sequence[str]]) -> str:
         stralign="right",
         colalign=("left",),
     )
+    return str(text)

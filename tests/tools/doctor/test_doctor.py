@@ -181,10 +181,6 @@ def test_a_sentence_stands_once(machine, problems):
             {"peers": [[], [0]], "model": "RTX 4090"},
             "no peer access from /device:GPU:0 to all others, so copies cross main memory: GeForce",
         ),
-        (
-            {"peers": all_peers(4), "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"},
-            "leave auto_jit out of TF_XLA_FLAGS",
-        ),
     ],
 )
 def test_a_problem_has_its_remedy(machine, problems, facts, line):

@@ -53,7 +53,8 @@ def copy_all(devices: Sequence[str]) -> Tuple[Copies, str]:
     ) as process:
         lines: Any = process.stdout
         for pair, line in zip(tqdm(pairs, "copies", disable=None), lines):
-            found[pair] = tuple(json.loads(line))
+            differ, rate = json.loads(line)
+            found[pair] = differ, rate
         if len(found) == len(pairs):
             process.kill()  # because the end of TensorFlow may hang, too
             return found, ""

@@ -73,9 +73,6 @@ def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
             " for each GPU",
             f"give the session inter_op_parallelism_threads={2 * len(gpus)}",
         )
-    if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
-        remedy = "leave auto_jit out of TF_XLA_FLAGS"
-        yield problem("XLA may merge copies that are planned apart", remedy)
 
 
 def _packages() -> Iterator[str]:
