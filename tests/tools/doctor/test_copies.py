@@ -46,9 +46,9 @@ def test_bits_of_cpu_devices_are_compared(said):
     (table,) = copies.report(CPUS, found, fault)
     assert table.splitlines() == [
         "bits after copies of 32 MiB, from row to column",
-        "        /cpu:0  /cpu:1",
-        "/cpu:0       .   equal",
-        "/cpu:1   equal       .",
+        "          /cpu:0    /cpu:1",
+        "/cpu:0         .     equal",
+        "/cpu:1     equal         .",
     ]
 
 
@@ -87,9 +87,9 @@ def test_what_was_measured_is_not_lost_if_tensorflow_dies(said, monkeypatch, tmp
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     table, (problem,) = said(GPUS)
     assert table.splitlines()[2:] == [
-        "/gpu:0       .      20       –",
-        "/gpu:1       –       .       –",
-        "/gpu:2       –       –       .",
+        "/gpu:0         .        20         –",
+        "/gpu:1         –         .         –",
+        "/gpu:2         –         –         .",
     ]
     assert problem.startswith("! copies /gpu:0 → /gpu:2: the process ended: SIGABRT: end other")
 
@@ -107,10 +107,10 @@ def test_speeds_and_faults_of_gpus_are_in_one_table():
     table, *problems = copies.report(GPUS, found, "/gpu:2 → /gpu:0: no answer in time")
     assert table.splitlines() == [
         "GB/s of copies of 32 MiB, from row to column",
-        "        /gpu:0  /gpu:1  /gpu:2",
-        "/gpu:0       .      22  DIFFER",
-        "/gpu:1      22       .      22",
-        "/gpu:2       –       –       .",
+        "          /gpu:0    /gpu:1    /gpu:2",
+        "/gpu:0         .        22    DIFFER",
+        "/gpu:1        22         .        22",
+        "/gpu:2         –         –         .",
     ]
     assert [problem.partition(": end other")[0] for problem in problems] == [
         "! copies /gpu:0 → /gpu:2: up to 3 bytes of 32 MiB arrive changed",

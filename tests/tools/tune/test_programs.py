@@ -98,7 +98,7 @@ def test_a_candidate_changes_the_plan_and_tells_its_strategy(run):
 def test_a_function_of_the_program_is_told_by_its_text(run):
     strategy = (
         "hier_allreduce.Strategy(algorithm=lambda towers, chunk:"
-        " [hier_allreduce.Reduce((1,), 0), hier_allreduce.Copy(0, (1,))])"
+        " [hier_allreduce.Reduce((1,), 0), hier_allreduce.Copy(0, 1)])"
     )
     output, lines = run(towers=2, strategy=strategy)
     assert output[0] == [[4.0]] * 2

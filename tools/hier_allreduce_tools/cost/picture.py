@@ -43,8 +43,8 @@ def draw(
     """
     from matplotlib.figure import Figure  # takes a second, and is needed for a picture only
 
-    end = max((bar.end for bar in bars), default=1.0)
-    windows = {"the whole step": (min([0.0, *(bar.begin for bar in bars)]), end)}
+    end = max(bar.end for bar in bars)
+    windows = {"the whole step": (0.0, end)}
     tail = end - min(pass_ends, default=0.0)
     # A short end of the step is drawn enlarged, because what the all-reduce adds is there.
     if tail < end / 3:
@@ -64,7 +64,7 @@ def draw(
     kinds = len({bar.kind for bar in bars})
     # 4.5 letters below the axis are below its own words.
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5}
-    parts[-1].legend(ncol=max(kinds, 1), fontsize=8, **place)
+    parts[-1].legend(ncol=kinds, fontsize=8, **place)
     figure.savefig(path)
 
 
