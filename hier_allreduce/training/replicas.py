@@ -186,7 +186,7 @@ def _unsaid(
 ) -> List[Column]:
     """Return columns of variables that gradients only read, and nobody named."""
     said = set(map(id, itertools.chain(tf1.local_variables(), *model)))
-    uses = uses_by_variable(outer_graph().get_operations())
+    uses = uses_by_variable(set(outer_graph().get_operations()) - kept().copies)
     reader: Dict[int, int] = {}
     for var in tf1.global_variables():
         towers = kept().read[tuple(devices)].get(tensor_of(var).op, ())
