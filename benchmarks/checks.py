@@ -12,21 +12,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import statistics
 from typing import Any, Dict, List
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from emulated import HOSTS, about, run, scale_of
 from emulated_cell import UPDATE, Cell
-from rounds import timed_rounds
-from tables import check_files, list_of, write
-from training_step import COMPARED, UNFLAGGED, load_pass, tf1, updating_step
+from rounds import COMPARED, STEP, UNFLAGGED, timed_rounds
+from tables import check_files, list_of, price_rows, write
+from training_step import load_pass, tf1, updating_step
 
 from hier_allreduce.formatting import table
 
 CPU, TOWERS = "cpu", 8
-STEP = UPDATE + "replicated"
 KINDS = [STEP, STEP + UNFLAGGED, STEP + COMPARED]
 Results = List[Dict[str, Any]]
 
@@ -59,21 +57,6 @@ def on_machine(machine: str, model: str, pass_ms: float, rounds: int) -> Results
     return cells
 
 
-def line(result: Dict[str, Any]) -> List[str]:
-    """Return a row of the table: the step, and what it takes longer for a check."""
-    step = result["step_ms"]
-    median = statistics.median(step[STEP])
-    cells = []
-    for kind, sign in ((STEP + UNFLAGGED, -1), (STEP + COMPARED, 1)):
-        prices = sorted(sign * (other - own) for own, other in zip(step[STEP], step[kind]))
-        quarter = len(prices) // 4
-        price = statistics.median(prices)
-        spread = f"{prices[quarter]:.2f} to {prices[-1 - quarter]:.2f}"
-        cells += [f"{price:.2f} ({price / median:.1%})", spread]
-    where = f"{result['machine']}, {result['model']}, pass {result['pass_ms']:g}"
-    return [where, f"{result.get('host', '–')}", f"{median:.1f}", *cells]
-
-
 def main() -> None:
     """Measure, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -92,8 +75,7 @@ def main() -> None:
             for pass_ms in options.passes:
                 results["cells"] += on_machine(machine, model, pass_ms, options.rounds)
         write(results, options.json)
-    heads = ["", "host", "step, ms", "flag, ms", "half of rounds", "copies compared, ms", "half"]
-    print(table([heads, *map(line, results["cells"])], all_right=True))
+    print(table(price_rows(results["cells"]), all_right=True))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from unittest import mock
 
 import tensorflow as tf
 from baselines import Build, Matrix
+from rounds import COMPARED, UNFLAGGED
 from shapes import GradientShape, load_model
 
 import hier_allreduce
@@ -27,8 +28,6 @@ tf1 = tf.compat.v1
 raw = tf.raw_ops
 
 FORWARD_KERNELS = 60
-# what a step of a TowerOptimizer is without, and what is fetched with it
-UNFLAGGED, COMPARED = " without its flag", " and compared copies"
 OF_PASSES = "resnet50"  # the model whose backward pass has a length; others' are as their bytes
 
 
