@@ -389,7 +389,7 @@ def with_target(count, update="replicated"):
 @pytest.mark.parametrize("is_monitored", [True, False])
 def test_all_towers_go_on_as_they_were_saved(tmp_path, update, is_monitored):
     """Also what is only read, and what the program computes: the file has one tower's of it."""
-    seen = []
+    seen: list = []
     for count in (2, 2, 3, 1):
         with tf.Graph().as_default():
             optimizer, op, variables, syncs = with_target(count, update)
@@ -866,12 +866,15 @@ def test_a_rate_that_changes_during_a_step_is_one_for_all_towers(graph, use_reso
         calls.append(grads)
         if len(calls) == 1:
             return grads
-        with tf.device("/cpu:0"):
+        # Another device, because ops of one may share a thread.
+        with tf.device("/cpu:9"):
             waited = [tf1.py_func(wait, [grad], tf.float32, stateful=False) for grad in grads]
         return [tf.reshape(grad, [2]) for grad in waited]
 
     optimizer = TowerOptimizer(sgd(rate), gpus_or_cpus(2), transform=later_on_tower_1)
-    rows = towers("w", count=2)
+    # No constant, of which TensorFlow would compute all before the step.
+    grad = tf1.get_variable("grad", initializer=[1.0, 1.0], trainable=False, use_resource=True)
+    rows = [[(grad.read_value(), var) for _, var in row] for row in towers("w", count=2)]
     op, start, change = optimizer.apply_gradients(rows), optimizer.init_op, rate.assign(100.0)
     first = rows[0][0][1].read_value()
     with session(inter_op_parallelism_threads=16) as sess:

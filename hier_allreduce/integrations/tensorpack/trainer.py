@@ -242,7 +242,7 @@ def _with_missing_pairs(rows: Sequence[Pairs], columns: Sequence[Column]) -> Lis
     for column in columns:
         column_by_id.update(dict.fromkeys(map(id, column), column))
     trained = by_names(column_by_id[n] for n in grad_by_id if n in column_by_id).values()
-    completed = []
+    completed: List[Pairs] = []
     for tower, pairs in enumerate(rows):
         copies = [column[tower] for column in trained]
         # What has no copies stays in its row, and the check of the rows names it.
