@@ -2,7 +2,7 @@
 
 ::
 
-    step 104.4 ms; after the pass 1.9 ms: updates 1.0, waiting for the processor 0.6; …
+    step 104.4 ms; after the pass 1.9 ms: waiting for the processor 1.5, updates 0.1; …
 """
 
 from __future__ import annotations
