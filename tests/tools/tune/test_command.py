@@ -40,8 +40,8 @@ def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
 
 
 def test_a_function_of_the_program_is_no_strategy_that_loads(program, capsys):
-    own = {"algorithm": "<function ring at 0x7f>", "edges": False}
-    text = f"build(strategy={own})\nstep(60, 9.0 if changes else 10.0)"
+    own = {"algorithm": "<function ring at 0x7f>"}
+    text = f"build(strategy=dict({own}, **changes))\nstep(60, 9.0 if changes else 10.0)"
     options = ["--yes", "--only", "no-edges", "--minutes", str(8 / 60), "-o", "best.yaml"]
     assert main(["tune", *options, "--", *program(text)]) == 0
     with pytest.raises(HierAllreduceError, match="algorithm='<function ring at 0x7f>'"):

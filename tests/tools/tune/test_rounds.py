@@ -21,7 +21,7 @@ class VirtualRunner:
     """A runner whose time is virtual: ``milliseconds(candidate)`` of a step, or how it fails."""
 
     patience = 60.0
-    start_patience = 200.0
+    start_patience = 150.0
 
     def __init__(self, milliseconds=lambda candidate: 10.0, seconds=600.0, took=5.0):
         self._milliseconds = milliseconds
@@ -141,6 +141,18 @@ def test_if_all_hang_it_is_not_the_allreduce():
     found = verdict(rounds.runs)
     assert len(rounds.runs) == 5 and found.faults == dict.fromkeys(USUAL, "hung: no step")
     assert "so it is not the all-reduce: look at the copies" in found.advice
+
+
+def test_if_the_program_as_it_is_hangs_two_others_run_in_the_usual_time():
+    _, names_by_round, _ = measured(
+        VirtualRunner(lambda candidate: HANGS if candidate == CURRENT else 10.0), "tree", "flat"
+    )
+    assert {"tree", "flat"} == set(names_by_round[1]) == set(names_by_round[2])
+    alone, names_by_round, _ = measured(
+        VirtualRunner(lambda candidate: HANGS if candidate == CURRENT else 10.0), "tree"
+    )
+    assert names_by_round == {0: [CURRENT], 1: ["tree"]} and not alone.left_out
+    assert verdict(alone.runs).advice == "use tree"
 
 
 def test_the_others_may_start_three_times_as_slowly_as_the_first_run():

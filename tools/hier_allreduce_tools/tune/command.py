@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     help = (
         "longest time without a step, in seconds (default 60); the start of the first run may take"
-        " a third of --minutes, up to 10 minutes"
+        " a quarter of --minutes, up to 10 minutes"
     )
     add("--patience", metavar="S", type=float, default=60.0, help=help)
 
@@ -62,7 +62,7 @@ def _new_file(argument: str) -> Path:
     """Read the path of a file that does not exist, in a folder that does."""
     path = Path(argument)
     # A typing error such as ``-o train.py`` must not cost somebody a file.
-    if path.exists() or not os.access(path.absolute().parent, os.W_OK):
+    if path.exists() or not os.access(f"{path.absolute().parent}/", os.W_OK):
         raise argparse.ArgumentTypeError(f"{argument!r} exists, or its folder cannot be written")
     return path
 

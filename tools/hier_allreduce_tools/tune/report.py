@@ -51,9 +51,9 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     # One fault excludes a candidate, because a program that fails now and then is of no use.
     faults = {run.candidate: run.fault for run in runs if run.fault}
     runs_by_name: Dict[str, List[Run]] = {}
-    for run in runs:
-        # The first run of all had nobody beside it.
-        if run.round and run.candidate not in faults:
+    # The first run of all had nobody beside it, so that it counts if there is no other.
+    for run in [run for run in runs if run.round] or runs:
+        if run.candidate not in faults:
             runs_by_name.setdefault(run.candidate, []).append(run)
     candidates = sorted(runs_by_name.items(), key=lambda candidate: candidate[0] != CURRENT)
     comparisons = max(1, len(candidates) - 1)

@@ -57,7 +57,7 @@ class Rounds:
                 f" needs --minutes {minutes}; Ctrl-C prints the table so far."
             )
         active = self._active(candidates)
-        while len(active) > 1 and self._seconds(len(active)) <= self._runner.seconds_left():
+        while active and self._seconds(len(active)) <= self._runner.seconds_left():
             round = self.runs[-1].round + 1
             for name in random.sample(active, len(active)):
                 self._run(name, round)
@@ -72,7 +72,9 @@ class Rounds:
         return math.ceil(self._seconds(runs) / 60)
 
     def _seconds(self, runs: int) -> float:
-        return runs * mean([run.took for run in self.runs if not run.fault] or [0.0])
+        # Hangs count if there is nothing else.
+        seen = [run.took for run in self.runs if not run.fault] or [self.runs[0].took]
+        return runs * mean(seen)
 
     def _run(self, name: str, round: int) -> None:
         """Run a candidate, unless the time is over."""
@@ -81,10 +83,15 @@ class Rounds:
             self.runs.append(run)
 
     def _active(self, candidates: Sequence[str]) -> List[str]:
-        """Return the candidates of the next round: as many as can be certain in time, or two."""
+        """Return the candidates of the next round: as many as can be certain in time, or two.
+
+        Nobody runs alone again.
+        """
         failed = {run.candidate for run in self.runs if run.fault}
         healthy = [name for name in candidates if name not in failed]
         pairs = Counter(run.candidate for run in self.runs if run.round)
+        if len(healthy) < 2 and pairs:
+            return []
         fewest = max(2, sum(name in pairs for name in healthy))
         for programs in range(len(healthy), fewest, -1):
             needed = pairs_needed(programs - 1)

@@ -34,7 +34,7 @@ LAST_SECONDS = 0.3  # in which a program may still fail after its last step
 LOOK_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h has this number
 # If the first run hangs, there is time for two others, and with hours nobody waits hours for it.
-_START_SHARE = 1 / 3  # of the time of all runs
+_START_SHARE = 1 / 4  # of the time of all runs
 _LONGEST_START = 600.0  # seconds
 _LONGEST_LINE = 160  # characters of a log
 
