@@ -84,6 +84,17 @@ def test_tables_have_a_header_and_rows_of_its_length(page):
         assert len(set(cells)) == 1, f"{page}: {rows[cells.index(min(cells))]}"
 
 
+def test_badges_say_what_is_installed():
+    badge = re.compile(r"^\[!\[(\w+) (.*?)\]\(\S+/badge/", re.MULTILINE)
+    badges = dict(badge.findall(text_of("README.md")))
+    setup = text_of("setup.cfg")
+    oldest, first, *_, last = re.findall(r"Python :: (3\.\d+)", setup)
+    assert badges["Python"] == f"{oldest}, and {first} to {last}"
+    assert f"license = {badges['Licence'].replace(' ', '-')}\n" in setup
+    of_tf2, of_tf1 = re.findall(r"tensorflow(?:-cpu>|=)=(\d+\.\d+)", setup)
+    assert re.match(rf"{of_tf2} to 2\.\d+, and {of_tf1}$", badges["TensorFlow"])
+
+
 def test_measured_numbers_are_those_of_the_committed_results():
     sys.path.insert(0, str(TOP / "docs" / "generate"))
     import measured
