@@ -156,7 +156,7 @@ def test_measured_numbers_have_their_kind_and_their_source(page):
 def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
     """``<!-- output: COMMAND -->`` marks lines of the output of ``hier-allreduce COMMAND``."""
     for command, shown in re.findall(
-        r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL
+        r"<!-- output: (.*?) -->\n```output\n(.*?)```", text_of(page), re.DOTALL
     ):
         assert main(command.split()) == 0
         assert shown in capsys.readouterr().out, f"{page}: hier-allreduce {command}"
@@ -164,7 +164,7 @@ def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
 
 def test_the_error_of_the_own_algorithm_is_on_its_page():
     page = text_of("docs/how-to/own-algorithm.md")
-    shown = re.findall(r"<!-- error: .*? -->\n```\n(.*?)\n```", page, re.DOTALL)[0]
+    shown = re.findall(r"<!-- error: .*? -->\n```output\n(.*?)\n```", page, re.DOTALL)[0]
     names = {"Copy": hier_allreduce.Copy, "Reduce": hier_allreduce.Reduce}
     exec(re.findall(r"def chain.*?\n\n\n", page, re.DOTALL)[0], names)
 

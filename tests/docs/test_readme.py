@@ -1,4 +1,7 @@
-"""The programs on README and on the pages run unchanged, and print what they say."""
+"""The programs on README and on the pages run unchanged, and print what they say.
+
+A program is a block of ``python``; ``py`` is a piece of one, which needs lines of the reader's.
+"""
 
 import re
 
