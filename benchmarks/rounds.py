@@ -19,6 +19,9 @@ NOTHING = "no all-reduce"
 FUNCTION = " in a tf.function"
 PRIVATE = " with private threads"  # a GPU's ops are launched by 2 threads of its own
 
+STEP = "update=replicated"  # of a TowerOptimizer; these end what it is without, or has beside it
+UNFLAGGED, COMPARED = " without its flag", " and compared copies"
+
 
 def base_of(name: str) -> str:
     """Return the name of the step without an all-reduce that is subtracted from this one."""

@@ -8,7 +8,8 @@ import statistics
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ratios import OURS, best_baseline, exposed_ms, exposed_ratio, step_ratio
+from ratios import OURS, best_baseline, exposed_ms, exposed_ratio, price, step_ratio
+from rounds import COMPARED, STEP, UNFLAGGED
 
 from hier_allreduce.formatting import table
 
@@ -101,3 +102,20 @@ def summary(cells: Sequence[Result]) -> str:
         f" {min(exposed):.2f} to {max(exposed):.2f}; steps {statistics.median(steps):.3f}"
     )
     return f"{table(rows)}\n{last}"
+
+
+def price_rows(results: Sequence[Result]) -> List[List[str]]:
+    """Return a table of the steps, and of what they take longer for a check."""
+    lines = [["", "pass, ms", "host", "step, ms", "the flag, ms", "copies compared, ms"]]
+    for result in results:
+        step_ms = result["step_ms"]
+        own = statistics.median(step_ms[STEP])
+        where = f"{result['machine']}, {result['model']}"
+        host = f"{result.get('host', '–')}"
+        prices = [price(step_ms, STEP, STEP + UNFLAGGED), price(step_ms, STEP + COMPARED, STEP)]
+        words = [
+            f"{middle:.1f} ({low:.1f} to {high:.1f}), {middle / own:.1%}"
+            for low, middle, high in prices
+        ]
+        lines.append([where, f"{result['pass_ms']:g}", host, f"{own:.1f}", *words])
+    return lines

@@ -12,13 +12,17 @@ long as its name says; its launch keeps the host busy. ``real_tower.py`` has tho
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from unittest import mock
 
 import tensorflow as tf
 from baselines import Build, Matrix
+from rounds import COMPARED, UNFLAGGED
 from shapes import GradientShape, load_model
 
 import hier_allreduce
+from hier_allreduce.training import update as with_flags
 
 tf1 = tf.compat.v1
 raw = tf.raw_ops
@@ -175,11 +179,18 @@ def add_step(
     return tf.group(*updates), variables
 
 
-def updating_step(work: Pass, devices: List[str], update: str) -> TrainingStep:
-    """Return the step of a ``TowerOptimizer`` with one of its updates, which copies variables."""
+def updating_step(work: Pass, devices: List[str], kind: str) -> TrainingStep:
+    """Return the step of a ``TowerOptimizer``, which copies variables.
+
+    Args:
+        kind: an update, and what it is without, or what is fetched with it.
+    """
     tower_variables: List[Variable] = []
     rows = []
-    with tf.Graph().as_default() as graph:
+    update = kind.replace(UNFLAGGED, "").replace(COMPARED, "")
+    with contextlib.ExitStack() as around, tf.Graph().as_default() as graph:
+        if kind.endswith(UNFLAGGED):
+            around.enter_context(mock.patch.object(with_flags, "flags_of", lambda *_: []))
         sgd = tf1.train.GradientDescentOptimizer(0.1)
         optimizer = hier_allreduce.TowerOptimizer(sgd, devices, average=True, update=update)
         for number, device in enumerate(devices):
@@ -193,6 +204,8 @@ def updating_step(work: Pass, devices: List[str], update: str) -> TrainingStep:
         step = optimizer.apply_gradients(rows)
         made = [variable.fill() for variable in tower_variables]
         fill = tf.group(tf1.global_variables_initializer(), *made)
+        if kind.endswith(COMPARED):
+            step = [step, hier_allreduce.copy_check(step).fingerprints]
         return TrainingStep(graph, step, fill, optimizer.init_op)
 
 

@@ -23,6 +23,7 @@ import anchors as anchoring
 import ratios
 from rounds import FUNCTION, PRIVATE
 from sweep import SIZES, scores
+from tables import price_rows
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
@@ -32,7 +33,6 @@ OURS = ratios.OURS
 CHOICE_OF_8 = "flat_hierarchical/4"  # of the rule, for 8 GPUs
 SHORT = {  # short names, of the picture
     OURS: "ours",
-    OURS + FUNCTION: "ours, Keras",
     "tensorpack packed": "tensorpack, packed",
     "tensorpack": "tensorpack",
     "tensorpack gpu": "tensorpack, gpu",
@@ -110,7 +110,7 @@ def long_table():
 
     A row has two numbers where the shares of the host differ.
     """
-    head = ["emulated", "model", "pass, ms", "ours, ms", "limit, ms", "Keras, ms"]
+    head = ["emulated", "model", "pass, ms", "ours, ms", "limit, ms"]
     rows = [[*head, "best baseline, ms", "÷ exposed", "÷ step"]]
     for machine, model, pass_ms, cells in places(MODELS):
         ours = [cell["contenders"][OURS] for cell in cells]
@@ -124,7 +124,6 @@ def long_table():
                 f"{pass_ms}",
                 exposed(cells, OURS),
                 f"{ours[0]['limit_ms']:.1f}",
-                exposed(cells, OURS + FUNCTION),
                 f"{numbers} ({', '.join(dict.fromkeys(baselines))})",
                 ratio_words(ratios.exposed_ratio, cells, 2),
                 ratio_words(ratios.step_ratio, cells, 3),
@@ -347,6 +346,23 @@ def updates_table():
     return side_by_side(cells_in("updates/*.json"), names, UPDATES)
 
 
+def functions_table():
+    """Return the table of ours in a graph and in a ``tf.function``, with edges and without."""
+    others = (OURS + ratios.WITHOUT_EDGES + FUNCTION, "HierarchicalCopyAllReduce in 8 packs")
+    titles = (
+        "in a graph",
+        "in a function",
+        "there without edges",
+        "`HierarchicalCopy…` in 8 packs",
+    )
+    return side_by_side(cells_in("functions/*.json"), (OURS, OURS + FUNCTION, *others), titles)
+
+
+def checks_table():
+    """Return the table of steps, and of what the flag and compared copies add to them."""
+    return table(price_rows(cells_in("checks/*.json")))
+
+
 def embeddings_table():
     """Return the table of an embedding whose rows are more bytes than the table itself."""
     names = ("ours rows", "ours dense", "tensorpack", "tensorpack gpu")
@@ -422,6 +438,8 @@ TABLES = {
     "sweep": sweep_sentence,
     "groups": groups_table,
     "updates": updates_table,
+    "functions": functions_table,
+    "checks": checks_table,
     "embeddings": embeddings_table,
     "dlrm": dlrm_table,
     "threads": threads_sentence,
