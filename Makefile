@@ -22,7 +22,7 @@ help:
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow"
 	@echo "make test-gpu    the tests of all-reduces and training on emulated GPUs (on real ones: CONTRIBUTING.md)"
-	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
+	@echo "make test-compat the tests of all-reduces and training on TensorFlow 2.10, 2.15 and the newest"
 	@echo "make bench       real steps beside emulated ones; this all-reduce beside others on emulated GPUs and CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
 	@echo "make wheel-test  build the package and the tools, and use them in environments without TensorFlow"

@@ -358,6 +358,14 @@ def functions_table():
     return side_by_side(cells_in("functions/*.json"), (OURS, OURS + FUNCTION, *others), titles)
 
 
+def default_table():
+    """Return the table of what might be another default: updates, and few large chunks."""
+    names = ("ours", "flat_hierarchical/16", "flat_hierarchical/32", "hierarchical/32")
+    updates = ("update=replicated", "update=sharded")
+    titles = (*names, "replicated", "sharded")
+    return side_by_side(cells_in("default/*.json"), (*names, *updates), titles)
+
+
 def checks_table():
     """Return the table of steps, and of what the flag and compared copies add to them."""
     return table(price_rows(cells_in("checks/*.json")))
@@ -440,6 +448,7 @@ TABLES = {
     "updates": updates_table,
     "functions": functions_table,
     "checks": checks_table,
+    "default": default_table,
     "embeddings": embeddings_table,
     "dlrm": dlrm_table,
     "threads": threads_sentence,

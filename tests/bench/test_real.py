@@ -25,6 +25,19 @@ def run(*arguments, program="real"):
     return done.returncode, done.stdout, done.stderr
 
 
+def test_a_step_is_timed_with_and_without_its_checks(tmp_path):
+    path = tmp_path / "checks.json"
+    arguments = ["cpu", "mobilenet_v2", "--rounds", "2", "--json", str(path)]
+    status, out, err = run(*arguments, program="checks")
+    assert status == 0, err
+    (cell,) = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert all(len(rounds) == 2 for rounds in cell["step_ms"].values())
+    ops = cell["ops"]
+    step = "update=replicated"
+    assert ops[f"{step} without its flag"] < ops[step] < ops[f"{step} and compared copies"]
+    assert "cpu, mobilenet_v2" in out
+
+
 @pytest.mark.parametrize("over", ["gpu", "host"])
 def test_steps_are_measured_in_the_emulators_schema(tmp_path, over):
     path = tmp_path / "steps.json"
