@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 from typing import Any, Callable, Dict, Mapping, Sequence
 
@@ -53,16 +52,6 @@ def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError
         return error
     install = f"{feature} needs {error.name}: {_INSTALL[error.name]}"
     return ModuleNotFoundError(install, name=error.name)
-
-
-def keras_2_install(tensorflow: str) -> str:
-    """Return the command that installs the Keras 2 of a TensorFlow's version, and no more.
-
-    tf_keras depends on the package ``tensorflow``, which would overwrite ``tensorflow-cpu``.
-    """
-    release = re.match(r"\d+\.\d+", tensorflow)
-    wanted = f"=={release.group()}.*" if release else ""
-    return f'pip install --no-deps "tf_keras{wanted}"'
 
 
 def require(package: str, feature: str) -> None:
