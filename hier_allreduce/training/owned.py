@@ -56,13 +56,19 @@ def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     Raises:
         HierAllreduceError: the transform gives a variable a gradient that has none on any tower.
     """
-    variables = towers.variables
-    owned = _owned_bytes(optimizer, towers)
-    layout = towers.lay_out(owned)
+    variables, memory = towers.variables, kept()
+    # An optimizer that updates the same variables again gets the same roots, because their slots
+    # cannot move. It is known by its id, because its slots would keep the graph alive.
+    key = id(optimizer), tuple(map(id, variables[0])), tuple(towers.devices)
+    if key not in memory.owned:
+        sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables[0]]
+        before = [memory.bytes_by_device[device] for device in towers.devices]
+        memory.owned[key] = OwnedBytes(sizes, before)
+    layout = towers.lay_out(memory.owned[key])
     roots = layout.roots()
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
     for n, root in roots.items():
-        kept().bytes_by_device[towers.devices[root]] += owned.variables[n]
+        memory.bytes_by_device[towers.devices[root]] += memory.owned[key].variables[n]
     # A transform may need all gradients of a tower, such as their norm.
     is_plain = towers.options.transform is None
     reduced = reduce_scatter(layout) if is_plain else towers.reduce(layout)
@@ -81,23 +87,6 @@ def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     ]
     ends, added = _called(optimizer, pairs, {})
     return Applied(ends, added, reduced, (), roots, lambda values: all_gather(values, layout))
-
-
-def _owned_bytes(optimizer: Any, towers: Towers) -> OwnedBytes:
-    """Return the bytes of N variables, and of all earlier ones on each of K devices.
-
-    An optimizer that updates the same variables again gets the same, because their slots cannot
-    move. It is known by its id, because its slots would keep the graph alive.
-    """
-    noted = kept()
-    variables = towers.variables[0]
-    key = id(optimizer), tuple(map(id, variables)), tuple(towers.devices)
-    if key not in noted.owned:
-        sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
-        before = [noted.bytes_by_device[device] for device in towers.devices]
-        noted.owned[key] = OwnedBytes(sizes, before)
-    owned: OwnedBytes = noted.owned[key]
-    return owned
 
 
 def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[List[Any], Set[Any]]:
