@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
     def roots(self) -> Dict[int, int]:
         """Return the tower that has each variable's sum first; all gradients must be whole."""
-        roots = {}
+        roots: Dict[int, int] = {}
         for chunk in self.chunks:
             roots.update((span.gradient, chunk.root) for span in chunk.ranges)
         return roots

@@ -129,7 +129,7 @@ def _sent_of(
         if is_sparse:
             height = columns[0].size.elements
             width = 1 if is_index else columns[0].shape[1:].num_elements()
-            elements = None if None in (height, width) else height * width
+            elements = None if height is None or width is None else height * width
         yield SentTensor(
             name=chunk.name + ending,
             variables=tuple(column.name for column in columns),

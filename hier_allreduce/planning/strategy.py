@@ -165,7 +165,7 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     plan = rule(towers, on_cpu)
     algorithm = strategy.algorithm
     if algorithm != AUTO:
-        function: Algorithm = algorithm if callable(algorithm) else BY_NAME[algorithm]
+        function: Any = algorithm if callable(algorithm) else BY_NAME[algorithm]
         if strategy.groups is not None:
             function = update_wrapper(partial(function, groups=strategy.groups), function)
         schedules = schedules_of(function, towers)

@@ -257,7 +257,10 @@ def one_copy_short(devices, chunk):
         (fails, r"^fails\(4, 0\): KeyError: 'no such device'"),
         (lambda devices, chunk: None, r"^<lambda>\(4, 0\): TypeError: 'NoneType'"),
         (lambda devices, chunk: [(0, 1)], r"^<lambda>\(4, 0\): AttributeError: 'tuple'"),
-        (lambda devices, chunk: [Reduce(1, 0)], r"^<lambda>\(4, 0\): TypeError: 'int'"),
+        (
+            lambda devices, chunk: [Reduce(1, 0)],  # type: ignore[arg-type]
+            r"^<lambda>\(4, 0\): TypeError: 'int'",
+        ),
         (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
         (
             lambda devices, chunk: flat(devices + 1, chunk),
