@@ -24,8 +24,7 @@ from ..compat import slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..graph import all_gather, reduce, reduce_scatter
 from ..graphs import needed_by
-from ..planning.chunks import OwnedBytes
-from .replicas import columns_of, hold_owners, kept
+from .replicas import columns_of, hold_owners
 from .towers import Applied, Pairs, Towers, added_ops
 
 
@@ -51,24 +50,17 @@ def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> App
 def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     """Update each variable on its root, by one of the ``KNOWN`` optimizers.
 
-    Roots have about equal bytes, also if a graph has several such updates.
+    Roots have about equal bytes.
 
     Raises:
         HierAllreduceError: the transform gives a variable a gradient that has none on any tower.
     """
-    variables, memory = towers.variables, kept()
-    # An optimizer that updates the same variables again gets the same roots, because their slots
-    # cannot move. It is known by its id, because its slots would keep the graph alive.
-    key = id(optimizer), tuple(map(id, variables[0])), tuple(towers.devices)
-    if key not in memory.owned:
-        sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables[0]]
-        before = [memory.bytes_by_device[device] for device in towers.devices]
-        memory.owned[key] = OwnedBytes(sizes, before)
-    layout = towers.lay_out(memory.owned[key])
+    variables = towers.variables
+    layout = towers.lay_out(
+        [var.dtype.size * (var.shape.num_elements() or 0) for var in variables[0]]
+    )
     roots = layout.roots()
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
-    for n, root in roots.items():
-        memory.bytes_by_device[towers.devices[root]] += memory.owned[key].variables[n]
     # A transform may need all gradients of a tower, such as their norm.
     is_plain = towers.options.transform is None
     reduced = reduce_scatter(layout) if is_plain else towers.reduce(layout)
