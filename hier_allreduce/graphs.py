@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Container, Dict, Iterable, List, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Set
 from weakref import WeakKeyDictionary
 
 # Each of these ops changes one variable, and has changed it when it ends.
@@ -57,8 +57,9 @@ class GraphMemory:
     def __init__(self) -> None:
         self.all_reduces: List[Any] = []  # AllReduces, in building order
         self.shared_lines: List[str] = []  # about what is built for all hosts, which they compare
-        # The names of the two tensors by which hosts compare a variable, by its own name.
-        self.compared: Dict[str, Tuple[str, str]] = {}
+        # The name of the tensor by which hosts compare a variable, by its own name.
+        self.compared: Dict[str, str] = {}
+        self.compares_hosts = True  # whether they do
 
 
 _memories: WeakKeyDictionary = WeakKeyDictionary()
