@@ -14,7 +14,6 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
 
 from ... import configs
-from ..._lazy import keras_2_install
 from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import HierAllreduceError
@@ -196,10 +195,12 @@ class HierarchicalTrainer(SingleCostTrainer):
         except AttributeError as error:
             if "Keras 3" not in str(error):
                 raise
-            install = keras_2_install(tf.__version__)
+            # tf_keras depends on the package tensorflow, which would overwrite tensorflow-cpu.
+            major, minor, _ = tf.__version__.split(".", 2)
             raise HierAllreduceError(
-                f"tensorpack's layers need Keras 2 ({error}): {install}, and"
-                " set TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
+                f"tensorpack's layers need Keras 2 ({error}): pip install --no-deps"
+                f' "tf_keras=={major}.{minor}.*", and set TF_USE_LEGACY_KERAS=1 in the environment'
+                " before TensorFlow is imported"
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
