@@ -9,7 +9,6 @@ from typing import (
     Any,
     Callable,
     ContextManager,
-    Dict,
     Iterator,
     List,
     Tuple,
@@ -174,38 +173,6 @@ def collected_graphs() -> Iterator[List[Any]]:
         collected += context.context().export_run_metadata().function_graphs
     finally:
         context.context().disable_graph_collection()
-
-
-def has_gpu_kernel(op: Any) -> bool:
-    """Return whether TensorFlow has a GPU kernel of an op; True if it was built without any."""
-    if not _gpu_kernels("MatMul"):
-        return True
-    for kernel in _gpu_kernels(op.type):
-        # A kernel takes an op if it takes the op's dtypes; other attributes do not matter.
-        refused = []
-        for attribute, allowed in kernel.items():
-            dtype = op.get_attr(attribute)
-            if isinstance(dtype, tf.DType) and dtype.as_datatype_enum not in allowed:
-                refused.append(dtype)
-        if not refused:
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=None)
-def _gpu_kernels(op_type: str) -> Tuple[Dict[str, Tuple[int, ...]], ...]:
-    """Return the dtypes, as numbers, of each GPU kernel of an op, by the op's attribute."""
-    from tensorflow.python.framework import kernels
-
-    on_gpus = []
-    for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
-        # A kernel of the device type DEFAULT runs on every device.
-        if kernel.device_type in ("GPU", "DEFAULT"):
-            allowed = {}
-            for constraint in kernel.constraint:
-                allowed[constraint.name] = tuple(constraint.allowed_values.list.type)
-            on_gpus.append(allowed)
-    return tuple(on_gpus)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Container, Dict, Iterable, List, Set
-from weakref import WeakKeyDictionary
+from collections import Counter, defaultdict
+from typing import Any, Callable, Container, Dict, Iterable, List, Set, Tuple
+from weakref import WeakSet
 
 # Each of these ops changes one variable, and has changed it when it ends.
 _WRITES = re.compile(
@@ -50,27 +51,45 @@ def writes(op_type: str) -> bool:
 class GraphMemory:
     """What this package remembers of one graph.
 
-    It has names of ops and variables and not these themselves, which would keep the graph, and so
-    this memory, for ever. It is in no collection of the graph, because TensorFlow exports those.
+    The graph holds it, so that both are freed together. It is in no collection of the graph,
+    because TensorFlow exports those.
     """
 
     def __init__(self) -> None:
+        # What was built.
         self.all_reduces: List[Any] = []  # AllReduces, in building order
         self.shared_lines: List[str] = []  # about what is built for all hosts, which they compare
         # The name of the tensor by which hosts compare a variable, by its own name.
         self.compared: Dict[str, str] = {}
         self.compares_hosts = True  # whether they do
 
+        # Whose the variables are, by K devices: columns of K replicas by their names.
+        self.scopes: Dict[Any, Any] = {}  # the towers' scopes, if the user gave them
+        self.trained: Dict[Any, Dict[Any, Any]] = defaultdict(dict)  # the columns of rows
+        self.written: Dict[Any, Dict[Any, Any]] = defaultdict(dict)  # of all that updates write
+        # The towers whose gradients read a variable, by the op that makes it, if not all do.
+        self.read: Dict[Any, Dict[Any, Set[int]]] = defaultdict(dict)
+        self.flags: List[Any] = []  # those of all updates, by which towers are known to be equal
+        self.copies: Set[Any] = set()  # the ops that copy variables, which no program computes
 
-_memories: WeakKeyDictionary = WeakKeyDictionary()
+        # Who updates them.
+        self.owners: Dict[Any, Tuple[int, ...]] = {}  # the towers that have slots of a variable
+        self.owned: Dict[Any, Any] = {}  # the bytes that a sharded update shares out
+        self.bytes_by_device: Counter = Counter()  # what sharded updates own
+
+
+_graphs: Any = WeakSet()
 
 
 def memory_of(graph: Any) -> GraphMemory:
     """Return the memory of a graph, which is the same at each call."""
-    memory: GraphMemory = _memories.setdefault(graph, GraphMemory())
+    if graph not in _graphs:
+        graph._hier_allreduce_memory = GraphMemory()
+        _graphs.add(graph)
+    memory: GraphMemory = graph._hier_allreduce_memory
     return memory
 
 
 def graphs_with_all_reduces() -> List[Any]:
     """Return the graphs, also of functions, in which all-reduces were built."""
-    return [graph for graph, memory in _memories.items() if memory.all_reduces]
+    return [graph for graph in _graphs if memory_of(graph).all_reduces]

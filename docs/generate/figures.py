@@ -24,7 +24,9 @@ LINKS = TOP / "benchmarks" / "machines" / "dgx-1v.links"
 # Okabe and Ito (2008), "Color Universal Design": colours that colour-blind people tell apart.
 BLUE, GREEN = "#0072B2", "#009E73"
 INK, PALE = "#22262b", "#c3c9d0"
-STYLE = {"font.size": 10, "axes.titlesize": 11, "text.color": INK}
+STYLE = {"font.size": 8, "axes.titlesize": 9, "text.color": INK}
+# Pages are about so wide, so that letters keep their size there.
+WIDTH = 8.4  # inches
 
 # Where the picture has each GPU of a DGX-1: two squares, side by side.
 PLACES = {
@@ -55,10 +57,10 @@ def nvlinks(path):
 def draw_gpus(axes):
     """Draw the eight GPUs of a DGX-1 in their two groups."""
     for gpu, place in PLACES.items():
-        axes.plot(*place, "o", color=INK, markersize=21, zorder=3)
+        axes.plot(*place, "o", color=INK, markersize=15, zorder=3)
         axes.text(*place, str(gpu), color="white", ha="center", va="center", zorder=4)
     axes.set_xlim(-0.5, 4.1)
-    axes.set_ylim(-0.6, 1.65)
+    axes.set_ylim(-0.5, 1.5)
     axes.set_aspect("equal")
     axes.axis("off")
 
@@ -77,7 +79,7 @@ def draw_links(axes):
         width = 3.5 if speed > 1.5 * min(nvlinks(LINKS).values()) else 1.3
         arrow(axes, src, dst, color=BLUE, linewidth=width, arrowstyle="-")
     draw_gpus(axes)
-    axes.set_title("NVLinks of a DGX-1: one (thin), two (thick)")
+    axes.set_title("NVLinks of a DGX-1:\none (thin), two (thick)")
 
 
 def arrow(axes, src, dst, arrowstyle="-|>", **look):
@@ -87,8 +89,8 @@ def arrow(axes, src, dst, arrowstyle="-|>", **look):
     properties = {
         "arrowstyle": arrowstyle,
         "connectionstyle": f"arc3,rad={bend}",
-        "shrinkA": 11,
-        "shrinkB": 11,
+        "shrinkA": 8,
+        "shrinkB": 8,
         **look,
     }
     axes.annotate("", xy=PLACES[dst], xytext=PLACES[src], arrowprops=properties)
@@ -114,7 +116,7 @@ def label(axes, src, dst, number, color):
         (x + to_x) / 2,
         (y + to_y) / 2 + lift,
         str(number),
-        fontsize=8,
+        fontsize=6,
         ha="center",
         va="center",
         bbox=box,
@@ -139,23 +141,23 @@ def draw_two_groups(path):
     sums = [step for step in steps if isinstance(step, Reduce)]
     copies = [step for step in steps if isinstance(step, Copy)]
     with rc_context(STYLE):
-        figure = Figure(figsize=(12.5, 2.7), constrained_layout=True)
+        figure = Figure(figsize=(WIDTH, 1.9), constrained_layout=True)
         links, adding, copying = figure.subplots(1, 3)
         draw_links(links)
         draw_steps(
-            adding, sums, numbers, BLUE, "steps 1 and 2: add up in each group, then over both"
+            adding, sums, numbers, BLUE, "steps 1 and 2: add up\nin each group, then over both"
         )
-        draw_steps(copying, copies, numbers, GREEN, "steps 3 and 4: copy the sum back")
+        draw_steps(copying, copies, numbers, GREEN, "steps 3 and 4:\ncopy the sum back")
         figure.savefig(path, dpi=110)
 
 
 def draw_real_steps(path):
     """Draw what each all-reduce added to steps on the real chip: a panel for each kind of step."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(12.5, 2.6), constrained_layout=True)
+        figure = Figure(figsize=(WIDTH, 2.3), constrained_layout=True)
         for axes, (place, title) in zip(figure.subplots(1, 3), real_steps.KINDS.items()):
             draw_bars(axes, real_steps.exposed_by_name(*place))
-            axes.set_title(f"one H100 as {title}")
+            axes.set_title(f"as {title}")
         figure.savefig(path, dpi=110)
 
 
@@ -167,12 +169,12 @@ def draw_bars(axes, runs_by_name):
         middle = median(runs_ms)
         axes.barh(row, middle, height=0.7, color=BLUE if name.startswith("ours") else PALE)
         axes.plot([min(runs_ms), max(runs_ms)], [row, row], color=INK, linewidth=1)
-        axes.text(max(runs_ms), row, f" {middle:.1f}", va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.text(max(runs_ms), row, f" {middle:.1f}", va="center", fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("exposed, ms", fontsize=8)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.margins(x=0.12)
+    axes.set_xlabel("exposed, ms, on one H100", fontsize=7)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.margins(x=0.18)
     axes.spines[["top", "right"]].set_visible(False)
 
 

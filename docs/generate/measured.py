@@ -10,9 +10,9 @@ has what was measured so far. Each ratio is defined in ``benchmarks/ratios.py``.
 
 import functools
 import json
-import statistics
 import sys
 from collections import Counter, defaultdict
+from statistics import median
 
 from page_tables import TOP, PageTables, markdown
 
@@ -102,7 +102,7 @@ def places(models):
 def exposed(cells, name):
     """Return one all-reduce's medians, in ms, as a cell of a table: a dash if it did not run."""
     medians = [ratios.exposed_ms(cell, name) for cell in cells if name in cell["contenders"]]
-    return ", ".join(f"{median:.1f}" for median in medians) or "–"
+    return ", ".join(f"{ms:.1f}" for ms in medians) or "–"
 
 
 def long_table():
@@ -116,7 +116,7 @@ def long_table():
         ours = [cell["contenders"][OURS] for cell in cells]
         baselines = [ratios.best_baseline(cell) for cell in cells]
         medians = [ratios.exposed_ms(cell, baseline) for cell, baseline in zip(cells, baselines)]
-        numbers = ", ".join(f"{median:.1f}" for median in medians)
+        numbers = ", ".join(f"{ms:.1f}" for ms in medians)
         rows.append(
             [
                 f"`{machine}`",
@@ -156,7 +156,7 @@ def anchors_table():
     for (machine, pass_ms, name), of_row in by_row.items():
         of_row.sort(key=lambda anchor: anchor.place.host)
         hosts = ", ".join(f"{anchor.place.host:g}" for anchor in of_row)
-        real = ", ".join(f"{statistics.median(anchor.real_ms):.1f}" for anchor in of_row)
+        real = ", ".join(f"{median(anchor.real_ms):.1f}" for anchor in of_row)
         emulated = ", ".join(f"{anchor.emulated_ms:.1f}" for anchor in of_row)
         lacking = f"{lacking_ms(found, machine, pass_ms, name):+.1f}"
         rows.append([name, f"`{machine}`", f"{pass_ms:g}", hosts, real, emulated, lacking])
@@ -169,11 +169,11 @@ def lacking_ms(found, machine, pass_ms, name):
     ``found`` are the anchors; without one of this place and name it is None.
     """
     lacking = [
-        statistics.median(anchor.real_ms) - anchor.emulated_ms
+        median(anchor.real_ms) - anchor.emulated_ms
         for anchor in found
         if (anchor.place.machine, anchor.place.pass_ms, anchor.name) == (machine, pass_ms, name)
     ]
-    return statistics.median(lacking) if lacking else None
+    return median(lacking) if lacking else None
 
 
 def errors_sentence():
@@ -213,43 +213,57 @@ def corrected(cell):
     return {**cell, "contenders": by_name}
 
 
-def ratios_in(cells):
-    """Return words for both ratios of ours and the best baseline in all cells."""
-    words = []
-    for ratio, what, digits in (
-        (ratios.exposed_ratio, "exposed time", 2),
-        (ratios.step_ratio, "step", 3),
+def ratios_table():
+    """Return the table of both ratios in all cells, as emulated and corrected, and a sentence."""
+    if not all_cells():
+        return NOTHING_YET
+    corrected_cells = list(map(corrected, all_cells()))
+    rows = [["ours ÷ best baseline", "as emulated", "corrected"]]
+    for what, ratio, digits in (
+        ("exposed", ratios.exposed_ratio, 2),
+        ("step", ratios.step_ratio, 3),
     ):
-        values = sorted(ratio(cell, OURS, ratios.best_baseline(cell)) for cell in cells)
-        least, most = f"{values[0]:.{digits}f}", f"{values[-1]:.{digits}f}"
-        middle = f"{statistics.median(values):.{digits}f}"
-        words.append(f"{least} to {most} of the {what} ({middle} in the median)")
-    return " and ".join(words)
+        rows.append([what, *(spread(ratio, of, digits) for of in (all_cells(), corrected_cells))])
+    errors = [error_ms(8, name) for name in ratios.COMPARED]
+    return (
+        f"{table(rows)}\n\n{len(corrected_cells)} cells. Corrected:"
+        f" on 8 GPUs the emulator lacks {error_ms(8, OURS):.1f} ms of ours, and {min(errors):.1f}"
+        f" to {max(errors):.1f} ms of the others. **So ours is ahead in {ahead_of(corrected_cells)}"
+    )
 
 
-def ratio_sentence():
-    """Return sentences about all cells: both ratios, as emulated and corrected."""
+def ahead_sentence():
+    """Return a sentence about how often ours is ahead of the best baseline, corrected."""
     if not all_cells():
         return NOTHING_YET
     cells = list(map(corrected, all_cells()))
+    return (
+        f"With the emulator's known errors added, ours has {spread(ratios.exposed_ratio, cells, 2)}"
+        f" of the exposed time of the best baseline. **It is ahead in {ahead_of(cells)}"
+    )
+
+
+def spread(ratio, cells, digits):
+    """Return the range, and the median, of a ratio of ours and the best baseline in cells."""
+    values = sorted(ratio(cell, OURS, ratios.best_baseline(cell)) for cell in cells)
+    least, most, middle = (f"{n:.{digits}f}" for n in (values[0], values[-1], median(values)))
+    return f"{least} to {most} ({middle} in the median)"
+
+
+def ahead_of(cells):
+    """Return in how many cells ours is ahead, and the machines of the others: an end in bold."""
     behind = Counter()
     for cell in cells:
         best_ms = ratios.exposed_ms(cell, ratios.best_baseline(cell))
         behind[cell["machine"]] += ratios.exposed_ms(cell, OURS) > best_ms
     cells_by_machine = Counter(cell["machine"] for cell in cells)
     where = [
-        f"`{machine}` ({count} of {cells_by_machine[machine]})"
+        f"{count} of {cells_by_machine[machine]} on `{machine}`"
         for machine, count in behind.items()
         if count
     ]
-    errors = [error_ms(8, name) for name in ratios.COMPARED]
-    return (
-        f"In {len(cells)} emulated cells, ours has {ratios_in(all_cells())} of the best baseline,"
-        f" as emulated. On 8 GPUs the emulator lacks {error_ms(8, OURS):.1f} ms of ours, and"
-        f" {min(errors):.1f} to {max(errors):.1f} ms of the others. With these added, ours has"
-        f" {ratios_in(cells)}. **So ours is ahead in {len(cells) - sum(behind.values())} of"
-        f" {len(cells)} cells**, and behind on {', '.join(where) or 'none'}."
-    )
+    ahead = len(cells) - sum(behind.values())
+    return f"{ahead} of {len(cells)} cells**, and behind in {', '.join(where) or 'none'}."
 
 
 def noise_sentence():
@@ -262,11 +276,11 @@ def noise_sentence():
     if not apart:
         return NOTHING_YET
     most, cell = max(apart, key=lambda one: one[0])
-    middle = statistics.median(difference for difference, _ in apart)
+    middle = median(difference for difference, _ in apart)
     return (
-        f"Two columns of one plan tell the noise. In {len(apart)} pairs, each in one run, they were"
-        f" {middle:.0%} apart in the median, and {most:.0%} at most (`{cell['machine']}`, pass"
-        f" {cell['pass_ms']:g} ms, host {cell['host']}). So much two columns may differ by chance."
+        f"By chance two columns may differ as two of one plan did: in {len(apart)} pairs, each in"
+        f" one run, by {middle:.0%} in the median, and {most:.0%} at most (`{cell['machine']}`,"
+        f" pass {cell['pass_ms']:g} ms, host {cell['host']})."
     )
 
 
@@ -307,7 +321,7 @@ def sweep_sentence():
     candidates = max(len(cell["contenders"]) for cell in cells) - 1
     return (
         f"In {len(values)} emulated cells with up to {candidates} candidates, the rule adds"
-        f" {statistics.median(values):.2f} of what the best candidate of the cell adds, in the"
+        f" {median(values):.2f} of what the best candidate of the cell adds, in the"
         f" median, and {max(values):.2f} at most, for {MODELS[model]} on `{machine}`, pass"
         f" {pass_ms:g} ms, host {host}."
     )
@@ -368,14 +382,21 @@ def dlrm_table():
     return side_by_side(cells_in("embeddings/dlrm.json"), (OURS,))
 
 
-def threads_table():
-    """Return the table of all-reduces with TensorFlow's default threads, and with tensorpack's."""
-    rows = [["emulated: exposed, ms", "TensorFlow's default", "tensorpack's threads"]]
-    cells = cells_in("threads/*.json")
-    for name in cells[0]["contenders"]:
-        if not name.endswith(PRIVATE):
-            rows.append([name, exposed(cells, name), exposed(cells, name + PRIVATE)])
-    return table(rows)
+def threads_sentence():
+    """Return a sentence about all-reduces with tensorpack's threads, and with the default."""
+    more_ms = defaultdict(list)
+    for cell in cells_in("threads/*.json"):
+        for name in cell["contenders"]:
+            if name + PRIVATE in cell["contenders"]:
+                default, private = (ratios.exposed_ms(cell, n) for n in (name, name + PRIVATE))
+                more_ms[name == OURS].append(private - default)
+    ours, others = more_ms[True], more_ms[False]
+    return (
+        "The baselines ran with the threads that the import of tensorpack chooses, ours with"
+        " TensorFlow's. In an emulated cell with both, tensorpack's threads add"
+        f" {min(others):.1f} to {max(others):.1f} ms to the baselines, and {min(ours):.1f} to"
+        f" {max(ours):.1f} to ours."
+    )
 
 
 def side_by_side(cells, names, titles=None):
@@ -418,7 +439,8 @@ TABLES = {
     "long": long_table,
     "anchors": anchors_table,
     "errors": errors_sentence,
-    "ratios": ratio_sentence,
+    "ratios": ratios_table,
+    "ahead": ahead_sentence,
     "noise": noise_sentence,
     "sizes": sizes_table,
     "sweep": sweep_sentence,
@@ -429,7 +451,7 @@ TABLES = {
     "default": default_table,
     "embeddings": embeddings_table,
     "dlrm": dlrm_table,
-    "threads": threads_table,
+    "threads": threads_sentence,
     "about": about,
 }
 

@@ -213,7 +213,7 @@ def command(name, options):
     sentence = f"{options.description[:1].upper()}{options.description[1:]}."
     shown = [one for one in options._actions if not isinstance(one, argparse._HelpAction)]
     rows = [["argument", "meaning"], *map(argument, shown)]
-    return f"## {name}\n\n{sentence}\n\n```\n{usage}\n```\n\n{table(rows)}"
+    return f"## {name}\n\n{sentence}\n\n```bash\n{usage}\n```\n\n{table(rows)}"
 
 
 def subcommands(options):

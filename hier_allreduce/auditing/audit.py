@@ -13,13 +13,18 @@ from ..graph.record import AllReduce, all_reduces
 from ..graphs import graphs_with_all_reduces
 from .traffic import OTHER_HOSTS, ExecutedStep, Traffic
 
-# An error message lists that many tensors, because a model may have hundreds.
+# An error message lists that many tensors or updates, because a model may have hundreds.
 _LISTED = 5
 _REMEDY = (
     "fetch the results of all towers and variables: TensorFlow executes nothing else. And build"
     " tower k's gradients under tf.device(devices[k]), which has to exist: one on another device (a"
     " fed placeholder is on the client's CPU:0) needs one more copy, and one that is on its root"
     " already is not copied there"
+)
+_KERNEL = (
+    "that device has no kernel for it, and soft placement moved it, with its variable. Take"
+    " Strategy(sparse='dense') if the gradient is sparse, or another optimizer; with"
+    " allow_soft_placement=False TensorFlow names the kernel that is missing"
 )
 
 
@@ -107,8 +112,9 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     The ops of every chunk may read nothing from another device but what was planned. A planned copy
     that did not run is counted as left out; it is missing only where no op of the all-reduce ran on
     its destination. Copies are compared by their number for each pair of towers: not which
-    gradient they hold, nor where results go afterwards. On several hosts, every host audits its
-    devices and the sums over hosts.
+    gradient they hold, nor where results go afterwards. An update of a variable must have run on
+    the tower for which it was built. On several hosts, every host audits its devices and the sums
+    over hosts.
 
     Args:
         step: the RunMetadata of a ``session.run`` with
@@ -122,9 +128,9 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
 
     Raises:
         AuditError: copies are missing or too many (the message names chunks and pairs, and the
-            remedy); or the step ran no all-reduce outside of a ``tf.compat.v1.cond`` or
-            ``while_loop``; or a device has no number; or the metadata has no partition graphs; or
-            no ``tf.function`` with an all-reduce ran for the first time.
+            remedy); or an update left its tower; or the step ran no all-reduce outside of a
+            ``tf.compat.v1.cond`` or ``while_loop``; or a device has no number; or the metadata has
+            no partition graphs; or no ``tf.function`` with an all-reduce ran for the first time.
     """
     prefix = ""
     partitions = getattr(step, "partition_graphs", ())
@@ -210,9 +216,13 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
     """Return an all-reduce that was executed as planned.
 
     Raises:
-        AuditError: copies are missing or too many.
+        AuditError: copies are missing or too many, or an update left its tower.
     """
+    # Copies come first, because a device that does not exist moves copies and updates.
     _check_copies(built, traffics, executed.strayed[built.scope])
+    moved = list(executed.moved_updates(built))
+    if moved:
+        raise _error(f"{built.scope}: an update left its tower", moved, "updates", _KERNEL)
     copies: Counter = Counter()
     bytes_by_dtype: Counter = Counter()
     unknown = collectives = left_out = 0
@@ -259,9 +269,14 @@ def _check_copies(built: AllReduce, traffics: Sequence[Traffic], strayed: Sequen
         f"{built.scope}: the step's copies are not those of the {built.algorithm} plan, by tower"
         " number"
     )
+    raise _error(title, faults, "chunks", _REMEDY)
+
+
+def _error(title: str, faults: List[str], noun: str, remedy: str) -> AuditError:
+    """Return the error that lists the first faults, and the number of those that it leaves out."""
     if len(faults) > _LISTED:
-        faults[_LISTED:] = [f"and {len(faults) - _LISTED} more chunks"]
-    raise AuditError("\n".join([title, *faults, _REMEDY]))
+        faults = [*faults[:_LISTED], f"and {len(faults) - _LISTED} more {noun}"]
+    return AuditError("\n".join([title, *faults, remedy]))
 
 
 def _arrows(pairs: Counter) -> str:

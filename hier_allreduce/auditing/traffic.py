@@ -6,15 +6,15 @@ A plan has towers where TensorFlow has devices, and recorded tensors where it ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
 from ..errors import AuditError
-from ..graph.devices import device_fields, tower_at
+from ..graph.devices import device_fields, devices_match, tower_at
 from ..graph.op_names import is_of_gradient
 from ..graph.record import AllReduce, SentTensor, all_reduces
-from ..graphs import needed_by
+from ..graphs import needed_by, writes
 from .partitions import Crossing, crossings
 
 OTHER_HOSTS = "other hosts"
@@ -164,6 +164,19 @@ class ExecutedStep:
                 dst = _place(crossing.dst, all_reduce.devices)
                 line = f"{crossing.op!r}: not planned {src}→{dst}, before it is cut"
                 self.strayed[all_reduce.scope].append(line)
+
+    def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
+        """Yield a line for each update of a variable that ran elsewhere than on its tower."""
+        built = {self._prefix + op.name: op for op in self._graph.get_operations()}
+        for node in self._nodes:
+            op = built.get(node.name)
+            # An op without a device was built for none, so that it cannot have left it.
+            if op is None or not op.device or not writes(op.type):
+                continue
+            for tower, device in enumerate(all_reduce.devices):
+                if devices_match(op.device, device) and not devices_match(node.device, device):
+                    yield f"tower {tower} ({device}): {op.name!r} ({op.type}) ran on {node.device}"
+                    break
 
 
 def _place(device: str, devices: Sequence[Any]) -> Place:

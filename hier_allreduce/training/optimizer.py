@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
 from ..compat import (
     builds_for_session,
     forget_colocation,
-    in_current_graph,
     outer_graph,
     outside_control_flow,
-    tensor_of,
     tf1,
     without_autograph,
 )
 from ..errors import HierAllreduceError
 from ..graph import device_strings
-from ..graph.names import check_scope
 from ..planning.strategy import Strategy
-from .copies import CopyCheckHook
-from .equality import Drift, PeriodicComparison, broadcast, comparison, watch
-from .options import Transform, checked_options
-from .replicas import (
-    WITHOUT_COPIES,
-    Belongings,
-    belongings,
-    columns_elsewhere,
-    columns_of,
-    distinct,
-    kept,
-    names_of,
-)
+from .equality import Drift, broadcast, comparison
+from .hook import TowersHook
+from .options import Options, Transform, checked_options
+from .replicas import belongings, by_names, columns_of, kept, written_on
 from .towers import Column, Pairs, Towers
-from .update import check_optimizer, update_towers
+from .update import update_towers
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -130,14 +117,11 @@ class TowerOptimizer:
         self.devices = device_strings(devices)
         if scopes is not None and len(scopes) != len(self.devices):
             raise HierAllreduceError(f"scopes={scopes!r}: expected {len(self.devices)} names")
-        self._options = checked_options(
-            *(average, strategy, update, transform, broadcast_every, check_replicas_every),
-            *(cluster, scopes),
-        )
-        check_optimizer(optimizer)
+        steps = broadcast_every, check_replicas_every
+        chosen = Options(average, strategy, update, transform, *steps, cluster, scopes)
+        self._options = checked_options(chosen)
         self._optimizer = optimizer
         self._graph: Any = None
-        self._updated: List[Column] = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the replicas that existed when they were built
 
     @without_autograph
@@ -165,15 +149,15 @@ class TowerOptimizer:
                 those of tower 0.
 
         Raises:
-            HierAllreduceError: an invalid global step or name, or an argument that the optimizer
-                does not have; or the rows, or their variables and gradients, do not match the
-                devices or each other; or the optimizer has state of an earlier update that this
-                one cannot use; or the update uses what the gradients of some towers only need, or
-                writes what they only read and has no copy; or an optimizer that is called once, on
-                tower 0, uses a variable of another tower; or the transform does not return N
-                gradients, or has state and is called for each tower; or there is no graph to build
-                in.
-            ValueError: from TensorFlow: no variable has a gradient.
+            HierAllreduceError: the rows, or their variables and gradients, do not match the devices
+                or each other; or the optimizer has state of an earlier update that this one cannot
+                use; or the update uses what the gradients of some towers only need, or a variable
+                of another tower than 0 where it is called once; or it writes what some gradients
+                only read, and has no copy; or the transform does not return N gradients, or has
+                state and is called for each tower; or there is no graph to build in.
+            TypeError: from Python: an argument that the optimizer does not have, or lacks.
+            ValueError: from TensorFlow: no variable has a gradient, or a gradient has another dtype
+                or shape than its variable, or what is given is of another graph.
         """
         if not builds_for_session():
             raise HierAllreduceError(
@@ -182,45 +166,17 @@ class TowerOptimizer:
                 " tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
             )
-        check_scope(name or "train_op")
-        if not isinstance(global_step, (tf.Variable, type(None))):
-            raise HierAllreduceError(
-                f"global_step={global_step!r}: expected a variable, such as"
-                " tf.compat.v1.train.get_or_create_global_step()"
-            )
-        if global_step is not None and not in_current_graph(tensor_of(global_step)):
-            raise HierAllreduceError(
-                f"global_step={global_step.name!r} does not belong to the graph that is being"
-                " built; create it inside `with graph.as_default():`, where the towers are"
-            )
         given = dict(arguments)
         if global_step is not None:
             given["global_step"] = global_step
-        self._check_arguments(given)
+        towers = Towers(tower_grads_and_vars, self.devices, self._options)
+        op = update_towers(self._optimizer, towers, given, name or "train_op")
         # Replicas are those of one graph, because each graph has its own variables.
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
-        earlier = self._updated if graph is self._graph else []
-        towers = Towers(tower_grads_and_vars, self.devices, self._options)
-        name = name or "train_op"
-        op, columns = update_towers(self._optimizer, towers, given, earlier, name)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
-        # Several calls may update one variable, whose copies count once.
-        self._updated = distinct([*earlier, *columns])
         return op
-
-    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Raise a HierAllreduceError if the optimizer cannot be called with the arguments."""
-        signature = inspect.signature(self._optimizer.apply_gradients)
-        # TensorFlow would not name the arguments that the optimizer has.
-        try:
-            signature.bind([], **arguments)
-        except TypeError as error:
-            raise HierAllreduceError(
-                f"{type(self._optimizer).__name__}.apply_gradients: {error}; it has"
-                f" {', '.join(signature.parameters)}"
-            ) from None
 
     @property
     def init_op(self) -> Any:
@@ -232,20 +188,17 @@ class TowerOptimizer:
         collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``;
         and averages of layers (``moving_mean``, ``moving_variance``, ``ExponentialMovingAverage``).
         What the program computes anew is each tower's own. What gradients only read has to be equal
-        when this runs; else it ends with an error that lists it.
+        when this runs; else it ends with an error that lists it. Where names do not tell which
+        variables are copies, those of one dtype and shape are compared in the order in which each
+        tower made them.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called; or a variable of the model has
-                another dtype or shape than its copy on tower 0, or no known copy; or this would add
-                ops to a finalized graph.
+            HierAllreduceError: ``apply_gradients`` was not called.
+            RuntimeError: from TensorFlow: the graph is finalized, and this needs new ops.
         """
-        found = self._belongings()
-        if found.alone:
-            raise HierAllreduceError(
-                f"{found.alone[0]!r} belongs to the model, and some towers' gradients read it, but"
-                f" not all; {WITHOUT_COPIES}"
-            )
-        return self._op(broadcast, found.model, found.unsaid)
+        with self._built().as_default():
+            model, unsaid = belongings(self.devices)
+        return self._op(broadcast, model, unsaid)
 
     def check_replicas(self, session: Any) -> Drift:
         """Compare this host's towers to the bit: the variables that updates write.
@@ -253,13 +206,11 @@ class TowerOptimizer:
         Returns a :class:`Drift`, which prints as a sentence.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
-                finalized graph.
+            HierAllreduceError: ``apply_gradients`` was not called.
+            RuntimeError: from TensorFlow: the graph is finalized, and this needs new ops.
         """
-        drift: Drift = self._op(comparison, self._known())(session)
-        # What is not compared is named, because the user may count on it.
-        own = tuple(column[0].op.name for column in self._belongings().own)
-        return drift._replace(own=own)
+        drift: Drift = self._comparison()(session)
+        return drift
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
@@ -269,7 +220,7 @@ class TowerOptimizer:
         With a cluster of several hosts it also compares these, and raises a ``ClusterError`` if
         they differ, or for a session that is not the cluster's.
         """
-        return _Hook(self)
+        return TowersHook(self._options, lambda: (self._comparison(), self.init_op))
 
     def scaffold(self, **options: Any) -> Any:
         """Return a ``Scaffold`` that saves tower 0 only, for any number of towers to restore.
@@ -279,90 +230,48 @@ class TowerOptimizer:
             scaffold, hook = optimizer.scaffold(), optimizer.hook()
             MonitoredTrainingSession(checkpoint_dir=…, scaffold=scaffold, hooks=[hook])
 
-        Variables of the other towers get initial values in every new session, and tower 0's by the
-        hook.
+        Its saver gives all towers what it restores: also what is each tower's own, because the file
+        has tower 0's.
         """
-        known = self._known()
-        with self._graph.as_default():
-            # Other towers' variables start anew in each session, because a checkpoint lacks them.
-            # Those of another optimizer's towers do, too, because one scaffold is for all.
-            columns = [
-                *columns_of(known, self.devices, self._options.scopes),
-                *columns_elsewhere(self.devices),
-            ]
-            on_others = list(chain(*(column[1:] for column in columns)))
-            copied = set(map(id, on_others))
-            saved = [var for var in tf1.global_variables() if id(var) not in copied]
+        with self._built().as_default(), outside_control_flow(), forget_colocation():
+            # One scaffold is for all updates of the graph, also those on other devices.
+            columns_by_devices = {there: columns_of(there) for there in kept().trained}
+            columns = chain(*columns_by_devices.values())
+            copies = set(map(id, chain(*(column[1:] for column in columns))))
+            variables = [var for var in tf1.global_variables() if id(var) not in copies]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.
-            saved += tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)
-            if "saver" not in options:
-                options["saver"] = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
-            local = options.get("local_init_op")
-            if local is None:
-                local = tf1.train.Scaffold.default_local_init_op()
-            # By default a session waits for all global variables before it runs local_init_op.
-            options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
-            options["local_init_op"] = tf.group(local, tf1.variables_initializer(on_others))
-            watch()  # the saver may be newer than init_op
+            saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
+            saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
+            restored = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
+            have_value, equal = set(map(id, variables)), []
+            with tf.control_dependencies([restored]):
+                for devices, of_graph in columns_by_devices.items():
+                    known = [column for column in of_graph if id(column[0]) in have_value]
+                    equal.append(broadcast(known, devices))
+            saver.saver_def.restore_op_name = tf.group(*equal, name="restore_towers").name
+            options.setdefault("saver", saver)
             return tf1.train.Scaffold(**options)
 
-    def _known(self) -> List[Column]:
-        """Return the columns that updates write; there are some once ``apply_gradients`` ran."""
-        if not self._updated:
+    def _built(self) -> Any:
+        """Return the graph in which ``apply_gradients`` was called."""
+        if self._graph is None:
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known"
                 " only afterwards"
             )
-        return self._updated
+        return self._graph
 
-    def _belongings(self) -> Belongings:
-        known = self._known()
-        with self._graph.as_default():
-            return belongings(known, self.devices, self._options.scopes)
+    def _comparison(self) -> Any:
+        with self._built().as_default():
+            written = written_on(self.devices)
+        return self._op(comparison, written)
 
     def _op(self, build: Any, *columns: Sequence[Column]) -> Any:
         """Return what ``build`` makes of columns; it is built once."""
-        # The names are in the key, because variables may be created after the op was built; the
-        # flags are, because another update of these towers may have its own.
-        with self._graph.as_default():
-            flags = tuple(kept().flags)
-        key = build, flags, tuple(tuple(names_of(some)) for some in columns)
-        if key not in self._ops:
-            if self._graph.finalized:
-                raise HierAllreduceError(
-                    "the graph is finalized, and copying or comparing the towers' variables needs"
-                    " new ops; read init_op and call check_replicas once before, when all"
-                    " variables exist, or use TowerOptimizer.hook()"
-                )
-            with self._graph.as_default(), outside_control_flow(), forget_colocation():
+        with self._graph.as_default(), outside_control_flow(), forget_colocation():
+            # The names are in the key, because variables may be created after the op was built; the
+            # flags are, because another update of these towers may have its own.
+            key = build, tuple(kept().flags), tuple(tuple(by_names(some)) for some in columns)
+            if key not in self._ops:
                 self._ops[key] = build(columns[0], self.devices, *columns[1:])
-        return self._ops[key]
-
-
-class _Hook(CopyCheckHook):
-    def __init__(self, owner: TowerOptimizer):
-        super().__init__(owner._options)
-        self._owner = owner
-        self._options = owner._options
-
-    # Ops are added here, because a session finalizes its graph.
-    def begin(self) -> None:
-        super().begin()
-        owner = self._owner
-        self._start = owner.init_op
-        compare = owner._op(comparison, owner._known())
-        self._comparison = PeriodicComparison(compare, self._options)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        cluster = self._options.cluster
-        if cluster:
-            cluster.check_session(session)
-        session.run(self._start)
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        super().after_run(run_context, run_values)
-        session = run_context.session
-        every = self._options.broadcast_every
-        self._comparison.after_step(session)
-        if every and self._comparison.steps % every == 0:
-            session.run(self._start)
+            return self._ops[key]

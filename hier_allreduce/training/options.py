@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 
 from .. import configs
 from ..graph.rows import check_average, check_cluster
-from ..planning.strategy import Strategy, strategy_from
+from ..planning.strategy import strategy_from
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -21,7 +21,7 @@ class Options(NamedTuple):
 
     Attributes:
         average: the mean of the gradients instead of their sum.
-        strategy: the choices about the all-reduce.
+        strategy: the choices about the all-reduce; a ``Strategy``, once they are checked.
         update: one of ``UPDATES``.
         transform: changes a tower's N reduced gradients, before the update.
         broadcast_every: the steps after which tower 0's variables are copied again; 0: never.
@@ -32,7 +32,7 @@ class Options(NamedTuple):
     """
 
     average: bool
-    strategy: Strategy
+    strategy: Any
     update: str
     transform: Optional[Transform]
     broadcast_every: int
@@ -46,38 +46,23 @@ class Options(NamedTuple):
         return 1 if self.cluster is None else self.cluster.size
 
 
-def checked_options(
-    average: Any,
-    strategy: Any,
-    update: Any,
-    transform: Any,
-    broadcast_every: Any,
-    check_replicas_every: Any,
-    cluster: Any,
-    scopes: Optional[Sequence[str]] = None,
-) -> Options:
+def checked_options(options: Options) -> Options:
     """Return the options of a front end, with the strategy that a name or a file stands for.
 
     Raises:
         HierAllreduceError: an option is invalid.
         ClusterError: ``cluster`` is no cluster.
     """
-    check_average(average)
-    configs.one_of(update, "update", UPDATES)
+    check_average(options.average)
+    configs.one_of(options.update, "update", UPDATES)
     configs.function(
-        transform,
+        options.transform,
         "transform",
         "from N reduced gradients to N gradients, such as"
         " lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]",
     )
-    counts = {"broadcast_every": broadcast_every}
-    if check_replicas_every is not None:
-        counts["check_replicas_every"] = check_replicas_every
-    for option, steps in counts.items():
-        configs.whole_number(steps, option)
-    check_cluster(cluster)
-    strategy = strategy_from(strategy)
-    return Options(
-        *(average, strategy, update, transform, int(broadcast_every), check_replicas_every),
-        *(cluster, scopes),
-    )
+    every = configs.whole_number(options.broadcast_every, "broadcast_every")
+    if options.check_replicas_every is not None:
+        configs.whole_number(options.check_replicas_every, "check_replicas_every")
+    check_cluster(options.cluster)
+    return options._replace(strategy=strategy_from(options.strategy), broadcast_every=every)

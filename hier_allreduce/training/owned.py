@@ -20,42 +20,31 @@ from typing import Any, Dict, List, Set, Tuple
 
 import tensorflow as tf
 
-from ..compat import slots_in_any_scope, tensor_of, tf1
+from ..compat import slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
-from ..graph import all_gather
-from ..graph.names import where
+from ..graph import all_gather, reduce, reduce_scatter
 from ..graphs import needed_by
 from ..planning.chunks import OwnedBytes
-from .reads import uses_by_variable
 from .replicas import columns_of, hold_owners, kept
 from .towers import Applied, Pairs, Towers, added_ops
 
 
 def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Applied:
-    """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``.
-
-    Raises:
-        HierAllreduceError: found once the ops are there: ``apply_gradients`` returned nothing, or
-            uses variables of another tower.
-    """
+    """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``."""
     hold_owners(optimizer, towers, dict.fromkeys(range(len(towers.columns)), (0,)))
-    grads = towers.reduce_on(0)
+    grads = towers.transformed(0, reduce(towers.lay_out(), 0))
     # Arguments may list any tower's variables, because a program knows all of them.
-    columns = columns_of(towers.columns, towers.devices, towers.options.scopes)
-    own_by_id = {id(var): column[0] for column in columns for var in column}
-    given = {key: _on_tower_0(value, own_by_id) for key, value in arguments.items()}
+    own_by_id: Dict[int, Any] = {}
+    for column in columns_of(towers.devices):
+        own_by_id.update(dict.fromkeys(map(id, column), column[0]))
+    given = {}
+    for key, argument in arguments.items():
+        # TensorFlow looks into lists, tuples and dictionaries only.
+        is_other = isinstance(argument, (abc.Iterator, abc.Set, abc.MappingView))
+        listed = list(argument) if is_other else argument
+        given[key] = tf.nest.map_structure(lambda held: own_by_id.get(id(held), held), listed)
     with tf1.device(towers.devices[0]), towers.scope(0):
         ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), given)
-    # No update on one device uses another tower's variable, because there is none.
-    uses = uses_by_variable(added)
-    for column in columns:
-        for tower, var in enumerate(column[1:], 1):
-            if tensor_of(var).op in uses:
-                raise HierAllreduceError(
-                    f"{type(optimizer).__name__}: the update uses {var.op.name!r} of"
-                    f" {where(tower, towers.devices)}, and runs once, on tower 0. Use the variables"
-                    " that apply_gradients gets"
-                )
     return Applied(ends, added, [grads])
 
 
@@ -74,7 +63,9 @@ def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
     for n, root in roots.items():
         kept().bytes_by_device[towers.devices[root]] += owned.variables[n]
-    reduced = towers.reduce_to_roots(layout)
+    # A transform may need all gradients of a tower, such as their norm.
+    is_plain = towers.options.transform is None
+    reduced = reduce_scatter(layout) if is_plain else towers.reduce(layout)
     for tower, grads in enumerate(reduced):
         for n, grad in enumerate(grads):
             if grad is not None and n not in roots:
@@ -113,36 +104,12 @@ def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[Li
     """Call the optimizer; return what it returns, flat, and the ops that this needs."""
     with slots_in_any_scope(), added_ops() as added:
         updated = optimizer.apply_gradients(pairs, **arguments)
-    if updated is None:
-        raise HierAllreduceError(
-            f"{type(optimizer).__name__}.apply_gradients returned None: it must return the op of"
-            " its update"
-        )
     ends: List[Any] = tf.nest.flatten(updated)
     # An op that no step runs, such as a reset, is left alone, because the user runs it. A function
     # runs all of its ops that have state, whatever the optimizer returns.
     if getattr(tf1.get_default_graph(), "_add_control_dependencies", False):
         ends += [op for op in added if op.op_def is not None and op.op_def.is_stateful]
     return ends, added & needed_by(getattr(end, "op", end) for end in ends)
-
-
-def _on_tower_0(argument: Any, own_by_id: Dict[int, Any]) -> Any:
-    """Return an argument, or a container of them, with tower 0's variables for any tower's.
-
-    Args:
-        argument: one of the optimizer's ``apply_gradients``, or what it holds.
-        own_by_id: tower 0's replicas of all variables, by the ids of these.
-    """
-    if isinstance(argument, dict):
-        items = argument.items()
-        return {_on_tower_0(key, own_by_id): _on_tower_0(held, own_by_id) for key, held in items}
-    # An iterator can be read once, so what it gives becomes a list.
-    if isinstance(argument, (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)):
-        argument = list(argument)
-    if isinstance(argument, (list, tuple, set, frozenset)):
-        make = getattr(argument, "_make", type(argument))  # of a namedtuple
-        return make([_on_tower_0(member, own_by_id) for member in argument])
-    return own_by_id.get(id(argument), argument)
 
 
 # ---- names of slots ------------------------------------------------------------------------------

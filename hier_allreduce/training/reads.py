@@ -36,7 +36,8 @@ WITHOUT_BATCH = (*_READS, *_PASS_ON, "VarHandleOp", "VariableV2", "Variable", "C
 _MAKE = ("VarHandleOp", "Placeholder", "VariableV2", "Variable")  # in a function: a placeholder
 # Of these stateful ops a second one changes nothing.
 _WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "PrintV2", "CheckNumerics", "CheckNumericsV2")
-
+# These give a value that was computed elsewhere: a checkpoint's, or that of var.load().
+_ELSEWHERE = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
 
 Uses = Mapping[Any, Sequence[Any]]  # ops, by the op that makes the variable
 
@@ -53,8 +54,6 @@ class Reads:
 
     def of(self, var: Any) -> List[Any]:
         """Return the ops after which the gradients do not need the value of ``var`` any more."""
-        if not is_resource(var):
-            return []  # tensorpack's trainer warns of these
         here = self._graph._get_control_flow_context()
         users = _users(_handle(self._graph, var))
         reads = [op for op in users if op in self._needed and op.type not in _WITHOUT_VALUE]
@@ -159,17 +158,21 @@ def outer_ops(graph: Any) -> Dict[Any, Any]:
     return found
 
 
+def is_variable(tensor: Any) -> bool:
+    """Return whether a tensor is a variable's handle, or its reference."""
+    return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
+
+
 def uses_by_variable(ops: Iterable[Any]) -> Dict[Any, List[Any]]:
     """Return those of ``ops`` that use a variable, by the op that makes its handle or reference."""
     outside = outer_ops(tf1.get_default_graph())
     uses: Dict[Any, List[Any]] = defaultdict(list)
     for op in ops:
-        for tensor in op.inputs if op.type not in _PASS_ON else ():
-            if tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype:
-                source = tensor.op
-                while source in outside or source.type in _PASS_ON:
-                    source = outside[source] if source in outside else source.inputs[0].op
-                uses[source].append(op)
+        for tensor in filter(is_variable, () if op.type in _PASS_ON else op.inputs):
+            maker = tensor.op
+            while maker in outside or maker.type in _PASS_ON:
+                maker = outside[maker] if maker in outside else maker.inputs[0].op
+            uses[maker].append(op)
     return uses
 
 
@@ -184,25 +187,21 @@ def may_write(op: Any) -> bool:
         return writes(op.type)
     # TensorFlow notes which variables a branch, a loop or a function only reads.
     if _READ_ONLY in op.node_def.attr:
-        read_only = set(op.get_attr(_READ_ONLY))
-        inputs = enumerate(op.inputs)
-        return any(tensor.dtype == tf.resource and n not in read_only for n, tensor in inputs)
+        handles = {n for n, tensor in enumerate(op.inputs) if tensor.dtype == tf.resource}
+        return not handles.issubset(op.get_attr(_READ_ONLY))
     return op.type not in _READS
 
 
 def is_computed(var: Any, uses: Uses) -> bool:
     """Return whether the graph gives ``var`` values that it computes, beside the initial one."""
-    for op in writers_of(var, uses):
+    sources = set()
+    # The initial value stays one if the program replaces it, as init_from_checkpoint does.
+    for op in set(writers_of(var, uses)) - {var.initializer}:
         source = op.inputs[1].op if op.type.startswith("Assign") else op
         while source.type in ("Identity", "Reshape", "Cast"):
             source = source.inputs[0].op
-        # These values were computed elsewhere: a checkpoint's, or those of var.load().
-        elsewhere = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
-        # The initial value stays one if the program replaces it, as init_from_checkpoint does.
-        is_initial = op is var.initializer or op.name == f"{var.op.name}/Assign"
-        if source.type not in elsewhere and not is_initial:
-            return True
-    return False
+        sources.update([] if op.name == f"{var.op.name}/Assign" else [source.type])
+    return not sources.issubset(_ELSEWHERE)
 
 
 def first_uses(ops: Set[Any]) -> List[Any]:
@@ -210,23 +209,26 @@ def first_uses(ops: Set[Any]) -> List[Any]:
 
     Reads count, too, because an update computes from its state.
     """
-    # The initial value of a variable that the update creates must not wait for a step.
-    variables = tf1.global_variables() + tf1.local_variables()
-    initial = needed_by(var.initializer for var in variables if var.initializer is not None)
     first = []
-    for op in ops - initial:
-        kinds = [tensor.dtype for tensor in op.inputs if tensor.op.type in _MAKE]
-        takes = any(kind == tf.resource or kind._is_ref_dtype for kind in kinds)
-        if takes and op.type not in _WITHOUT_VALUE:
+    # The initial value of a variable that the update creates must not wait for a step.
+    for op in ops - _initial_ops():
+        made = [tensor for tensor in op.inputs if tensor.op.type in _MAKE]
+        if any(map(is_variable, made)) and op.type not in _WITHOUT_VALUE:
             first.append(op)
     return first
 
 
-def states_among(ops: Iterable[Any]) -> List[str]:
+def _initial_ops() -> Set[Any]:
+    """Return the ops that give variables their initial values."""
+    initializers = [var.initializer for var in tf1.global_variables() + tf1.local_variables()]
+    return needed_by(op for op in initializers if op is not None)
+
+
+def states_among(ops: Set[Any]) -> List[str]:
     """Return the names of ``ops`` of which a second one is another: writes, random numbers."""
-    initial = needed_by(var.initializer for var in tf1.global_variables() + tf1.local_variables())
-    stateful = (op for op in ops if op.op_def is not None and op.op_def.is_stateful)
-    return sorted(op.name for op in stateful if op.type not in _WITHOUT_STATE and op not in initial)
+    stateful = (op for op in ops - _initial_ops() if op.op_def is not None)
+    others = (op for op in stateful if op.type not in _WITHOUT_STATE)
+    return sorted(op.name for op in others if op.op_def.is_stateful)
 
 
 def _users(handle: Any) -> List[Any]:

@@ -1,8 +1,8 @@
-"""Who is a copy of whom: which variables are replicas, and to whom they belong.
+"""Who is a copy of whom: which variables are replicas, and which of them have to be equal.
 
 A variable has a *replica* on each tower. Trained variables are replicas by their place in the rows,
 their slots and the powers of beta by the optimizer's methods. All others are by one rule: the same
-name with the tower's scope instead, wherever that is::
+name with the tower's scope instead, wherever that is, and the same dtype and shape::
 
     tower1/bn/moving_mean      tower0/bn/moving_mean
     ema/tower1/w/Average       ema/tower0/w/Average
@@ -12,12 +12,12 @@ name with the tower's scope instead, wherever that is::
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
-from weakref import WeakKeyDictionary
+from collections import defaultdict
+from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple
 
-from ..compat import outer_graph, tf1
+from ..compat import outer_graph, tensor_of, tf1
 from ..errors import HierAllreduceError
+from ..graphs import GraphMemory, memory_of
 from .reads import is_computed, uses_by_variable
 from .towers import Column, Towers
 
@@ -25,12 +25,6 @@ Names = Tuple[str, ...]  # of a column
 
 # The last level in the names of averages that layers and TensorFlow keep of a tower's batches.
 _AVERAGES = ("moving_mean", "moving_variance", "ExponentialMovingAverage")
-
-WITHOUT_COPIES = (
-    "nobody can tell what copies of it the other towers have. Let names differ by the tower's scope"
-    " only, or give TowerOptimizer(…, scopes=…), or list it in the rows, at one place on every"
-    " tower, with the gradient None"
-)
 
 
 class Scopes:
@@ -46,13 +40,15 @@ class Scopes:
         self._on_0_by_level: Dict[str, Dict[int, Names]] = defaultdict(dict)
         for names in columns:
             for tower, name in enumerate(names):
-                levels, on_0 = _differing(*(n.split("/") if n else [] for n in (name, names[0])))
-                more = max(0, len(levels) - len(on_0))
-                for level in levels[:more]:
-                    self._on_0_by_level[level].setdefault(tower, ())
-                for level, level_on_0 in zip(levels[more:], on_0):
-                    self._on_0_by_level[level].setdefault(tower, (level_on_0,))
-                    self._on_0_by_level[level_on_0].setdefault(0, (level_on_0,))
+                self._note(tower, *_differing(_levels(name), _levels(names[0])))
+
+    def _note(self, tower: int, levels: List[str], on_0: List[str]) -> None:
+        more = max(0, len(levels) - len(on_0))
+        for level in levels[:more]:
+            self._on_0_by_level[level].setdefault(tower, ())
+        for level, level_on_0 in zip(levels[more:], on_0):
+            self._on_0_by_level[level].setdefault(tower, (level_on_0,))
+            self._on_0_by_level[level_on_0].setdefault(0, (level_on_0,))
 
     def find(self, name: str) -> Tuple[int, List[str]]:
         """Return the tower of a variable, and what the copy on tower 0 may be called."""
@@ -73,6 +69,10 @@ class Scopes:
         return tower, ["/".join(once), "/".join(itertools.chain(*renamed))]
 
 
+def _levels(name: str) -> List[str]:
+    return name.split("/") if name else []
+
+
 def _differing(levels: List[str], on_0: List[str]) -> Tuple[List[str], List[str]]:
     """Return what two names have between the beginning and the end that they have in common."""
     first = 0
@@ -87,36 +87,19 @@ def _differing(levels: List[str], on_0: List[str]) -> Tuple[List[str], List[str]
 # ---- what the updates of a graph keep equal ------------------------------------------------------
 
 
-class Kept:
-    """What the updates of one graph note; names only, because variables would keep the graph.
-
-    Attributes:
-        trained: the columns of rows, by K devices.
-        written: the columns of all that updates write, by K devices.
-        read: the towers whose gradients read a variable, by its name, if not all do.
-        owners: the towers that have an optimizer's slots of a variable, by its id and the name.
-        flags: those of all updates.
-        bytes_by_device: what sharded updates own.
-        owned: what a sharded update got, by the ids of its optimizer and variables.
-    """
-
-    def __init__(self) -> None:
-        self.trained: Dict[Any, Dict[Names, None]] = defaultdict(dict)
-        self.written: Dict[Any, Dict[Names, None]] = defaultdict(dict)
-        self.read: Dict[str, Set[int]] = {}
-        self.owners: Dict[Tuple[int, str], Tuple[int, ...]] = {}
-        self.flags: List[Any] = []
-        self.bytes_by_device: Counter = Counter()
-        self.owned: Dict[Any, Any] = {}
-
-
-_kept_by_graph: WeakKeyDictionary = WeakKeyDictionary()
-
-
-def kept() -> Kept:
+def kept() -> GraphMemory:
     """Return what updates of the current graph noted."""
-    found: Kept = _kept_by_graph.setdefault(outer_graph(), Kept())
-    return found
+    return memory_of(outer_graph())
+
+
+def names_of(column: Column) -> Names:
+    """Return the names of a column's variables."""
+    return tuple(var.op.name for var in column)
+
+
+def by_names(columns: Iterable[Column]) -> Dict[Names, Column]:
+    """Return columns by the names of their variables, each once."""
+    return {names_of(column): tuple(column) for column in columns}
 
 
 def hold_owners(optimizer: Any, towers: Towers, owners: Dict[int, Tuple[int, ...]]) -> None:
@@ -140,98 +123,85 @@ def hold_owners(optimizer: Any, towers: Towers, owners: Dict[int, Tuple[int, ...
     noted.update({key: owners[n] for n, key in key_by_n.items()})
 
 
-def names_of(columns: Iterable[Column]) -> Dict[Names, None]:
-    """Return the names of columns, each once."""
-    return dict.fromkeys(tuple(var.op.name for var in column) for column in columns)
+def columns_of(devices: Sequence[Any]) -> List[Column]:
+    """Return all columns of the current graph on K devices: those of updates, and those of names.
 
-
-def distinct(columns: Iterable[Column]) -> List[Column]:
-    """Return columns, each once: several updates may have the same."""
-    return list({column[0].op.name: tuple(column) for column in columns}.values())
-
-
-def columns_of(
-    known: Iterable[Column], devices: Sequence[Any], scopes: Optional[Sequence[str]] = None
-) -> List[Column]:
-    """Return all columns of a graph on K devices: ``known`` ones, and those that names tell.
-
-    ``scopes`` are those of K towers, if the user has given them. Variables that are local on tower
-    0, such as metrics, count differently on every tower and are no replicas.
+    Variables that are local on tower 0, such as metrics, count differently on every tower and are
+    no replicas.
     """
-    variables = tf1.global_variables() + tf1.local_variables()
-    variable_by_name = {var.op.name: var for var in variables}
-    # A variable may be in no collection; then only its own TowerOptimizer knows it.
-    noted = [
-        [variable_by_name.get(name) for name in names]
-        for names in (*kept().trained[tuple(devices)], *kept().written[tuple(devices)])
-    ]
-    columns = distinct([*known, *(column for column in noted if None not in column)])
-    if len(devices) == 1:
-        return columns
-    trained = {**names_of(known), **kept().trained[tuple(devices)]}
-    rule = Scopes([scopes] if scopes else trained)
-    taken = {name for names in names_of(columns) for name in names}
+    towers, memory = tuple(devices), kept()
+    known = written_on(devices)
+    if len(towers) == 1:
+        return known
+    rule = Scopes([memory.scopes[towers]] if towers in memory.scopes else memory.trained[towers])
+    taken = set(itertools.chain(*by_names(known)))
     local = {var.op.name for var in tf1.local_variables()}
-    by_name_on_0: Dict[str, Dict[int, List[Any]]] = defaultdict(lambda: defaultdict(list))
-    for name, var in variable_by_name.items():
+    variables = {var.op.name: var for var in tf1.global_variables() + tf1.local_variables()}
+    by_name_on_0: Dict[str, List[List[Any]]] = defaultdict(lambda: [[] for _ in towers])
+    for name, var in variables.items():
         tower, names_on_0 = rule.find(name)
         if name not in taken and not (tower == 0 and name in local):
-            existing = [on_0 for on_0 in names_on_0 if on_0 in variable_by_name]
+            existing = [on_0 for on_0 in names_on_0 if on_0 in variables]
             by_name_on_0[(existing or names_on_0)[0]][tower].append(var)
-    for by_tower in by_name_on_0.values():
-        # Where a tower has several of a name, nobody can tell which one is the copy.
-        if len(by_tower) == len(devices) and all(len(same) == 1 for same in by_tower.values()):
-            columns.append(tuple(by_tower[tower][0] for tower in range(len(devices))))
-    return columns
+    # Where a tower has several of a name, nobody can tell which one is the copy.
+    single = (same for same in by_name_on_0.values() if set(map(len, same)) == {1})
+    named = [tuple(itertools.chain(*same)) for same in single]
+    return [*known, *(column for column in named if len(set(map(_kind, column))) == 1)]
 
 
-class Belongings(NamedTuple):
-    """The columns of a graph on K devices, by whose they are.
+def written_on(devices: Sequence[Any]) -> List[Column]:
+    """Return the columns on K devices that updates of the current graph write."""
+    memory, towers = kept(), tuple(devices)
+    return list({**memory.trained[towers], **memory.written[towers]}.values())
 
-    Attributes:
-        model: what has to be equal: what updates write, variables in the collections
-            ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES``, ``MOVING_AVERAGE_VARIABLES``, and averages
-            of layers.
-        own: each tower's own: what the graph computes anew, such as the state of an LSTM, and what
-            has another shape on each tower.
-        unsaid: what gradients only read: a frozen layer, or a share of the data? Nobody can tell.
-        alone: names of variables of the model that some towers' gradients read, without a copy.
+
+def _kind(var: Any) -> Tuple[Any, str]:
+    """Return what copies have in common, so that one can get the value of another."""
+    return var.dtype.base_dtype, str(var.shape)
+
+
+def belongings(devices: Sequence[Any]) -> Tuple[List[Column], List[Column]]:
+    """Return the columns that are copied, and those that have to be equal without that.
+
+    Copied is what updates write, what is in the collections ``TRAINABLE_VARIABLES``,
+    ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``, and averages of layers. All else is a
+    tower's own, but for what gradients only read: nobody can tell a frozen layer from a share of
+    the data.
     """
-
-    model: List[Column]
-    own: List[Column]
-    unsaid: List[Column]
-    alone: List[str]
-
-
-def belongings(
-    known: Sequence[Column], devices: Sequence[Any], scopes: Optional[Sequence[str]] = None
-) -> Belongings:
-    """Return the columns of the current graph, by whose they are."""
+    in_model = {names[0] for names in by_names(written_on(devices))}
     keys = tf1.GraphKeys
-    collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
-    in_model = {var.op.name for key in collections for var in tf1.get_collection(key)}
-    written = {**names_of(known), **kept().written[tuple(devices)]}
-    found = Belongings([], [], [], [])
-    columns = columns_of(known, devices, scopes)
-    uses = uses_by_variable(outer_graph().get_operations())
+    for key in (keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES):
+        in_model.update(var.op.name for var in tf1.get_collection(key))
+    columns = columns_of(devices)
+    model = []
     for column in columns:
         name = column[0].op.name
-        is_alike = all(var.shape.is_compatible_with(column[0].shape) for var in column)
-        is_average = name.split("/")[-1] in _AVERAGES
-        if is_average or name in in_model or next(iter(names_of([column]))) in written:
-            found.model.append(column)
-        elif not is_alike or any(is_computed(var, uses) for var in column):
-            found.own.append(column)
-        elif any(var.op.name in kept().read for var in column):
-            found.unsaid.append(column)
-    copied = {var.op.name for column in [*columns, *columns_elsewhere(devices)] for var in column}
-    alone = (name for name in kept().read if name in in_model and name not in copied)
-    found.alone.extend(sorted(alone))
-    return found
+        if name in in_model or name.split("/")[-1] in _AVERAGES:
+            model.append(column)
+    return model, _unsaid(devices, columns, model)
 
 
-def columns_elsewhere(devices: Sequence[Any]) -> List[Column]:
-    """Return the columns of updates on other devices than these; their own tower 0 comes first."""
-    others = [there for there in kept().trained if there != tuple(devices)]
-    return list(itertools.chain(*(columns_of((), there) for there in others)))
+def _unsaid(
+    devices: Sequence[Any], columns: Sequence[Column], model: Sequence[Column]
+) -> List[Column]:
+    """Return columns of variables that gradients only read, and nobody named."""
+    said = set(map(id, itertools.chain(tf1.local_variables(), *model)))
+    uses = uses_by_variable(set(outer_graph().get_operations()) - kept().copies)
+    reader: Dict[int, int] = {}
+    for var in tf1.global_variables():
+        towers = kept().read[tuple(devices)].get(tensor_of(var).op, ())
+        # What the program computes anew is each tower's own, such as the state of an LSTM.
+        if len(towers) == 1 and id(var) not in said and not is_computed(var, uses):
+            reader[id(var)] = min(towers)
+    unsaid = [column for column in columns if reader.keys() >= set(map(id, column))]
+    # A layer may have names without any rule, as Keras numbers them. One program makes all towers,
+    # so those of one kind stand for each other in the order in which each tower made them.
+    with_copies = set(map(id, itertools.chain(*columns)))
+    by_kind: Dict[Any, List[List[Any]]] = defaultdict(lambda: [[] for _ in devices])
+    for var in tf1.global_variables():
+        if id(var) in reader and id(var) not in with_copies:
+            by_kind[_kind(var)][reader[id(var)]].append(var)
+    for rows in by_kind.values():
+        if len(set(map(len, rows))) == 1:
+            unsaid += zip(*rows)
+    return unsaid

@@ -7,7 +7,9 @@ take it for that of the whole batch. The graph shows it, wherever Python keeps i
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Set
+from collections import defaultdict
+from itertools import chain
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 import tensorflow as tf
 
@@ -24,7 +26,6 @@ from .reads import (
     outer_ops,
     uses_by_variable,
 )
-from .replicas import WITHOUT_COPIES
 from .towers import Column, Towers
 
 
@@ -32,34 +33,25 @@ class Sources:
     """The ops that the gradients of some, but not all, of K towers need."""
 
     def __init__(self, towers: Towers):
-        self._devices = towers.devices
-        # A forward pass may write what is trained, such as a start that depends on the data.
-        self._trained = {tensor_of(var).op for column in towers.columns for var in column}
+        self._towers = towers
         needed = [needed_by(ops_of_gradients(grads)) for grads in towers.grads]
         common = set.intersection(*needed)
-        self._towers_by_op: Dict[Any, Set[int]] = {}
+        self._towers_by_op: Dict[Any, Set[int]] = defaultdict(set)
         for tower, ops in enumerate(needed):
             for op in ops - common:
-                self._towers_by_op.setdefault(op, set()).add(tower)
+                self._towers_by_op[op].add(tower)
         self._uses = uses_by_variable(self._towers_by_op)
 
     def read(self) -> Dict[Any, Set[int]]:
-        """Return the towers that use each variable, by the op that makes it."""
-        return {
-            source: set().union(*map(self._towers_by_op.__getitem__, ops))
-            for source, ops in self._uses.items()
-        }
-
-    def read_by_some(self) -> Dict[str, Set[int]]:
-        """Return the names of variables that not all towers use, with the towers that do."""
+        """Return the towers that use a variable, by the op that makes it, if not all do."""
         # What all towers share, such as a table of the program's own, needs no copies.
-        read = self.read().items()
-        return {source.name: there for source, there in read if len(there) < len(self._devices)}
+        read = {source: self._towers_of(ops) for source, ops in self._uses.items()}
+        return {source: k for source, k in read.items() if len(k) < len(self._towers.devices)}
 
     def check(
         self, ends: Sequence[Any], uses: Uses, columns: Sequence[Column], optimizer: str
     ) -> None:
-        """Check that an update uses no result of some towers only, nor a variable that they write.
+        """Check that an update uses nothing that only some towers compute or write.
 
         And that what it writes has copies, if only some towers read it.
 
@@ -69,49 +61,59 @@ class Sources:
             columns: variables of which every tower has a copy.
             optimizer: its class.
         """
-        copied = {tensor_of(var).op for column in columns for var in column}
-        found = self._found(ends, uses)
-        towers: Set[int] = set().union(*map(self._towers_by_op.__getitem__, found))
-        fault = ""
         # What is computed of all towers, such as their mean loss, belongs to none.
-        if 0 < len(towers) < len(self._devices):
-            fault = f"the update uses {min(op.name for op in found)!r}"
-        for source, readers in self.read().items():
-            if source in self._trained or source not in uses:
-                continue
+        found = self._found(ends, uses)
+        towers = self._towers_of(found)
+        if 0 < len(towers) < len(self._towers.devices):
+            raise self._refusal(optimizer, min(op.name for op in found), towers)
+        # A forward pass may write what is trained, such as a start that depends on the data.
+        trained = {tensor_of(var).op for var in chain(*self._towers.columns)}
+        copied = {tensor_of(var).op for var in chain(*columns)}
+        both = self._uses.keys() & uses.keys() - trained
+        for source in sorted(both, key=lambda op: str(op.name)):
+            readers = self._towers_of(self._uses[source])
             if any(map(may_write, self._uses[source])):
-                fault, towers = f"the update uses {source.name!r}, which gradients write", readers
-            elif source in copied:
-                continue
-            elif any(map(may_write, uses[source])) and len(readers) < len(self._devices):
+                raise self._refusal(optimizer, source.name, readers)
+            is_alone = len(readers) < len(self._towers.devices) and source not in copied
+            if is_alone and any(map(may_write, uses[source])):
                 raise HierAllreduceError(
-                    f"{where(min(readers), self._devices)}: the update writes {source.name!r},"
-                    f" which only this tower's gradients read; {WITHOUT_COPIES}"
+                    f"{where(min(readers), self._towers.devices)}: the update writes"
+                    f" {source.name!r}, which only this tower's gradients read; nobody can tell"
+                    " what copies of it the other towers have. Let names differ by the tower's"
+                    " scope only, or give TowerOptimizer(…, scopes=…), or list it in the rows, at"
+                    " one place on every tower, with the gradient None"
                 )
-        if fault:
-            raise HierAllreduceError(
-                f"{optimizer}: {fault}, of {where(min(towers), self._devices)} only, and would take"
-                " it for that of all. Compute it in apply_gradients, from the reduced gradients, or"
-                " before the towers, or from all towers'"
-            )
+        # No update on one device uses another tower's variable, because there is none.
+        for column in columns if self._towers.update == "once" else ():
+            for tower, var in enumerate(column[1:], 1):
+                if tensor_of(var).op in uses:
+                    raise self._refusal(optimizer, var.op.name, {tower})
+
+    def _towers_of(self, ops: Iterable[Any]) -> Set[int]:
+        return set(chain(*map(self._towers_by_op.__getitem__, ops)))
+
+    def _refusal(self, optimizer: str, name: str, towers: Set[int]) -> HierAllreduceError:
+        return HierAllreduceError(
+            f"{optimizer}: the update uses {name!r}, of {where(min(towers), self._towers.devices)}"
+            " only, and would take it for that of all. Use the variables that apply_gradients gets,"
+            " and compute all else there, from the reduced gradients, or before the towers, or from"
+            " all towers'"
+        )
 
     def _found(self, ends: Sequence[Any], uses: Uses) -> List[Any]:
         """Return the ops of some towers that an update needs beside the gradients."""
         outside = outer_ops(outer_graph())
         all_reduced = tuple(built.scope for built in all_reduces())
-        waiting = [getattr(end, "op", end) for end in ends]
-        for ops in uses.values():
-            waiting += ops
-        seen: Set[Any] = set()
-        found = []
-        while waiting:
-            op = waiting.pop()
-            if op in seen or op.name.startswith(all_reduced):
-                continue
-            seen.add(op)
+
+        def is_of_some(op: Any) -> bool:
             is_handle = all(tensor.dtype == tf.resource for tensor in op.outputs)
-            if op in self._towers_by_op and op.type not in WITHOUT_BATCH and not is_handle:
-                found.append(op)
-                continue
-            waiting += [outside.get(tensor.op, tensor.op) for tensor in op.inputs]
-        return found
+            is_read = is_handle or op.type in WITHOUT_BATCH
+            return op in self._towers_by_op and not is_read and not op.name.startswith(all_reduced)
+
+        def data_of(op: Any) -> List[Any]:
+            is_end = op.name.startswith(all_reduced) or is_of_some(op)
+            inputs = () if is_end else op.inputs
+            return [outside.get(tensor.op, tensor.op) for tensor in inputs]
+
+        last = [getattr(end, "op", end) for end in ends]
+        return list(filter(is_of_some, needed_by([*last, *chain(*uses.values())], (), data_of)))

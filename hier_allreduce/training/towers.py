@@ -17,21 +17,16 @@ from typing import (
     Tuple,
 )
 
-import tensorflow as tf
-
-from ..compat import has_gpu_kernel, tensor_of, tf1
+from ..compat import tensor_of, tf1
 from ..errors import HierAllreduceError
-from ..formatting import warn
-from ..graph import all_reduce, checked_layout, reduce, reduce_scatter
-from ..graph.columns import dtype_of, fits
-from ..graph.devices import is_gpu
+from ..graph import all_reduce, checked_layout
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..graph.rows import grads_in, variables_in
 from ..graph.substitution import Call
 from ..planning.chunks import OwnedBytes
 from .options import Options
-from .reads import Reads, Uses, states_among, writers_of
+from .reads import Reads, states_among
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 Column = Sequence[Any]  # the K replicas of one variable
@@ -65,8 +60,6 @@ class Towers(NamedTuple):
         devices: K devices.
         options: the user's.
         scope: ``scope(tower)`` is the context of a tower's update.
-        may_have_references: whether variables may be reference variables, of which the front end
-            warns; not where new values are copied to other towers.
         front_end: ``"towers"`` or ``"tensorpack"``.
         update: which of the three it is, once that is chosen.
     """
@@ -75,7 +68,6 @@ class Towers(NamedTuple):
     devices: Sequence[Any]
     options: Options
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
-    may_have_references: bool = False
     front_end: str = "towers"
     update: str = ""
 
@@ -108,27 +100,14 @@ class Towers(NamedTuple):
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
         reduced = all_reduce(layout or self.lay_out())
-        return [self._transformed(tower, grads) for tower, grads in enumerate(reduced)]
-
-    def reduce_on(self, tower: int) -> Sequence[Any]:
-        """Return N reduced gradients, transformed, on one tower only."""
-        return self._transformed(tower, reduce(self.lay_out(), tower))
-
-    def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:
-        """Return K×N reduced gradients, transformed; without a transform only those on roots.
-
-        A transform may need all gradients of a tower, such as their norm.
-        """
-        if self.options.transform is not None:
-            return self.reduce(layout)
-        return list(reduce_scatter(layout))
+        return [self.transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def reads(self, reduced: Sequence[Sequence[Any]]) -> Reads:
         """Return the reads of variables by the gradients, and by what made the ``reduced`` rows."""
         # Sums read no variable, but a transform may: weight decay does, for one.
         return Reads([*self.grads, *(reduced if self.options.transform is not None else ())])
 
-    def _transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
+    def transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
         transform = self.options.transform
         if transform is None:
@@ -143,20 +122,13 @@ class Towers(NamedTuple):
                 f" {states[0]!r} in it has state, so that it would not do the same in each call;"
                 " use update='once', with which it is called once, on tower 0"
             )
-        # An update takes gradients by their place, so each must still fit the variable there.
+        # An update takes gradients by their place; that each fits its variable, TensorFlow checks.
         grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
         if len(grads) != len(reduced):
             raise HierAllreduceError(
                 f"{where(tower, self.devices)}: transform gets a list of {len(reduced)} gradients"
                 f" and must return as many, in the same order, not {transformed!r}"
             )
-        for n, (grad, (_, var)) in enumerate(zip(grads, self.rows[tower])):
-            is_grad = isinstance(grad, (tf.Tensor, tf.IndexedSlices))
-            if grad is not None and not (is_grad and fits(grad, var)):
-                raise HierAllreduceError(
-                    f"{self.place(tower, n)}: transform returned {grad!r} for a variable of"
-                    f" {dtype_of(var)} {var.shape}"
-                )
         return grads
 
 
@@ -176,25 +148,3 @@ def added_ops() -> Iterator[Set[Any]]:
     added: Set[Any] = set()
     yield added
     added.update(graph.get_operations()[made_before:])
-
-
-def warn_of_moved_updates(optimizer: str, variables: Sequence[Any], uses: Uses) -> None:
-    """Warn if an update writes one of N variables in a way that its GPU does not have."""
-    for var in variables:
-        for op in writers_of(var, uses):
-            if not is_gpu(op.device) or has_gpu_kernel(op):
-                continue
-            advice = "use another optimizer"
-            if "Sparse" in op.type:
-                advice = (
-                    "use an optimizer whose sparse update has one (Adagrad, Adam, Ftrl, gradient"
-                    " descent), or Strategy(sparse='dense'), with which a step also changes the"
-                    " rows that it did not read"
-                )
-            # One variable is named, because the advice is the same for all of them.
-            warn(
-                f"{optimizer}: TensorFlow has no GPU kernel of {op.type}, which updates"
-                f" {var.op.name!r}. With allow_soft_placement=True it keeps the variable on the CPU"
-                f" and says nothing, else the session fails; {advice}"
-            )
-            return

@@ -522,6 +522,39 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
 
 
+def test_an_update_that_ran_on_another_device_is_an_error(graph):
+    """As if tower 1's device had no kernel for it."""
+    optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(2))
+    rows = []
+    for tower, device in enumerate(gpus_or_cpus(2)):
+        with tf.device(device), tf1.variable_scope(f"t{tower}"):
+            weights = tf1.get_variable("w", [3], use_resource=True)
+            loss = tf.reduce_sum(weights * tf1.random_uniform([3]))
+            rows.append(optimizer.compute_gradients(loss, [weights]))
+    train = optimizer.apply_gradients(rows)
+    metadata = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        sess.run(optimizer.init_op)
+        options = tf1.RunOptions(output_partition_graphs=True)
+        sess.run(train, options=options, run_metadata=metadata)
+    nodes = [node for part in metadata.partition_graphs for node in part.node]
+    (update,) = (
+        node
+        for node in nodes
+        if node.op == "ResourceApplyMomentum" and node.device.endswith(f"{KIND}:1")
+    )
+    update.device = "/job:localhost/replica:0/task:0/device:CPU:9"
+    with pytest.raises(AuditError) as caught:
+        audit(metadata)
+    title, moved, remedy = str(caught.value).splitlines()
+    assert title == "hier_allreduce/: an update left its tower"
+    assert moved == (
+        f"tower 1 ({gpu_or_cpu(1)}): {update.name!r} (ResourceApplyMomentum) ran on {update.device}"
+    )
+    assert remedy.startswith("that device has no kernel for it, and soft placement moved it")
+
+
 def test_a_tower_on_a_device_that_does_not_exist_is_an_error(graph):
     devices = [gpu_or_cpu(0), gpu_or_cpu(1), f"/{XPU}:99"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)

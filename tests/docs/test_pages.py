@@ -84,6 +84,17 @@ def test_tables_have_a_header_and_rows_of_its_length(page):
         assert len(set(cells)) == 1, f"{page}: {rows[cells.index(min(cells))]}"
 
 
+def test_badges_say_what_is_installed():
+    badge = re.compile(r"^\[!\[(\w+) (.*?)\]\(\S+/badge/", re.MULTILINE)
+    badges = dict(badge.findall(text_of("README.md")))
+    setup = text_of("setup.cfg")
+    oldest, first, *_, last = re.findall(r"Python :: (3\.\d+)", setup)
+    assert badges["Python"] == f"{oldest}, and {first} to {last}"
+    assert f"license = {badges['Licence'].replace(' ', '-')}\n" in setup
+    of_tf2, of_tf1 = re.findall(r"tensorflow(?:-cpu>|=)=(\d+\.\d+)", setup)
+    assert re.match(rf"{of_tf2} to 2\.\d+, and {of_tf1}$", badges["TensorFlow"])
+
+
 def test_measured_numbers_are_those_of_the_committed_results():
     sys.path.insert(0, str(TOP / "docs" / "generate"))
     import measured
@@ -145,7 +156,7 @@ def test_measured_numbers_have_their_kind_and_their_source(page):
 def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
     """``<!-- output: COMMAND -->`` marks lines of the output of ``hier-allreduce COMMAND``."""
     for command, shown in re.findall(
-        r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL
+        r"<!-- output: (.*?) -->\n```output\n(.*?)```", text_of(page), re.DOTALL
     ):
         assert main(command.split()) == 0
         assert shown in capsys.readouterr().out, f"{page}: hier-allreduce {command}"
@@ -153,7 +164,7 @@ def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
 
 def test_the_error_of_the_own_algorithm_is_on_its_page():
     page = text_of("docs/how-to/own-algorithm.md")
-    shown = re.findall(r"<!-- error: .*? -->\n```\n(.*?)\n```", page, re.DOTALL)[0]
+    shown = re.findall(r"<!-- error: .*? -->\n```output\n(.*?)\n```", page, re.DOTALL)[0]
     names = {"Copy": hier_allreduce.Copy, "Reduce": hier_allreduce.Reduce}
     exec(re.findall(r"def chain.*?\n\n\n", page, re.DOTALL)[0], names)
 

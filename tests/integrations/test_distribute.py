@@ -251,12 +251,13 @@ def test_keras_3_fits_as_with_reduction_to_one_device(how):
     assert all(np.isfinite(array).all() for array in weights)
 
 
-def clipped_on_the_page():
-    """Return the class ``Clipped`` of the page about Keras."""
+def class_on_the_page(name):
+    """Return a class of the page about Keras."""
     page = (TOP / "docs/how-to/keras.md").read_text(encoding="utf-8")
     names: Dict[str, Any] = {}
-    exec(re.findall(r"<!-- tested: clipping -->\n```\n(.*?)```", page, re.DOTALL)[0], names)
-    return names["Clipped"]
+    for program in re.findall(r"<!-- tested -->\n```\w*\n(.*?)```", page, re.DOTALL):
+        exec(program, names)
+    return names[name]
 
 
 @needs_tf2
@@ -264,7 +265,7 @@ def clipped_on_the_page():
 def test_clipping_as_on_the_page_is_that_of_one_device(policy):
     """Clipped gradients of a scaled loss would move the weights by a 256th of a step."""
     keras = pytest.importorskip("keras", "3")
-    clipped = clipped_on_the_page()
+    clipped = class_on_the_page("Clipped")
 
     def trained(strategy=None, policy="float32"):
         keras.utils.set_random_seed(0)
@@ -288,9 +289,29 @@ def test_clipping_as_on_the_page_is_that_of_one_device(policy):
 
 
 @needs_tf2
+def test_gradients_travel_in_16_bits_as_on_the_page(caplog):
+    keras: Any = pytest.importorskip("keras", "3")
+    log_once.cache_clear()  # another test may have logged it
+    caplog.set_level("INFO", "hier_allreduce")
+
+    def trained(optimizer):
+        keras.utils.set_random_seed(0)
+        with mirrored(3).scope():
+            model = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(3)])
+            model.compile(optimizer(0.1), "mse", jit_compile=False)
+        x = np.random.RandomState(0).rand(12, 4)
+        model.fit(x, x[:, :3], batch_size=12, verbose=0)
+        return model.get_weights()
+
+    narrow = trained(class_on_the_page("NarrowSGD"))
+    assert any(" in bfloat16" in line for line in caplog.messages)
+    assert 0 < difference(narrow, trained(keras.optimizers.SGD)) < 0.01
+
+
+@needs_tf2
 def test_clipping_as_on_the_page_takes_embeddings_and_unused_weights():
     keras: Any = pytest.importorskip("keras", "3")
-    clipped = clipped_on_the_page()
+    clipped = class_on_the_page("Clipped")
 
     class WithUnused(keras.layers.Layer):
         def build(self, shape):
@@ -408,7 +429,7 @@ def test_a_step_that_reduces_twice_is_audited():
     """The name scope of one all-reduce is the end of the other's: sgd/hier_allreduce/."""
     keras = pytest.importorskip("keras", "3")
     with mirrored(3).scope():
-        model = clipped_on_the_page()([keras.layers.Dense(2)])
+        model = class_on_the_page("Clipped")([keras.layers.Dense(2)])
         model.compile("sgd", "mse", jit_compile=False)
     values = np.ones([6, 4], np.float32)
     audited = hier_allreduce.audit(

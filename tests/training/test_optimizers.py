@@ -152,7 +152,7 @@ def test_towers_train_like_one_device(name, update):
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_an_update_that_uses_another_towers_variables_is_an_error(update):
-    with pytest.raises(HierAllreduceError, match=r"uses 'tower2/b' of tower 2 .* runs once"):
+    with pytest.raises(HierAllreduceError, match=r"uses 'tower2/b', of tower 2 .*Use the vari"):
         after(AveragesTrainable, 3, update=update)
 
 
@@ -160,7 +160,7 @@ def test_an_update_that_uses_another_towers_variables_is_an_error(update):
 def test_an_update_that_uses_what_one_tower_left_is_an_error(graph, where):
     optimizer = TowerOptimizer(Polyak(where), gpus_or_cpus(3))
     rows = towers(optimizer, 3)
-    words = "Polyak: the update uses '.*, of tower . .* for that of all. Compute it in apply"
+    words = "Polyak: the update uses '.*', of tower . .* for that of all. .*before the towers"
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(rows)
     with tf.Graph().as_default():
@@ -515,18 +515,6 @@ def test_arguments_of_the_optimizer_name_each_towers_variables(update, container
                 # The gradient is 0.1 (1 - 3) = -0.2 and the rate 0.1. dense/w is halved first.
                 assert gamma[0] == pytest.approx(1.02) and dense[0] == pytest.approx(0.52)
                 assert optimizer.check_replicas(sess).variables == ()
-
-
-@pytest.mark.parametrize("update", UPDATES)
-def test_an_argument_that_the_optimizer_does_not_have_is_an_error(graph, update):
-    optimizer = TowerOptimizer(SGD(0.1), gpus_or_cpus(2), update=update)
-    rows = towers(optimizer, 2)
-    before = len(graph.get_operations())
-    unexpected = "got an unexpected keyword argument 'decay_var_list'"
-    words = rf"GradientDescentOptimizer\.apply_gradients: {unexpected}; it has"
-    with pytest.raises(HierAllreduceError, match=words):
-        optimizer.apply_gradients(rows, decay_var_list=[])
-    assert len(graph.get_operations()) == before
 
 
 @pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.1), lambda: Lamb(0.1)])

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import gc
 import threading
 import warnings
@@ -17,12 +18,14 @@ from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 from hier_allreduce.graph.record import log_once
-from hier_allreduce.training.equality import comparison, is_step_to_compare
+from hier_allreduce.training.equality import comparison
+from hier_allreduce.training.hook import is_step_to_compare
 
 tf1 = tf.compat.v1
 train = tf1.train
 UPDATES = pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
 SCOPES = pytest.mark.parametrize("scope", ["tower{}", ""], ids=["scopes", "no scopes"])
+NOT_EQUAL = pytest.raises(tf.errors.NotFoundError, match="towers_are_not_equal_run_init_op")
 sgd = lambda rate=1.0: train.GradientDescentOptimizer(rate)  # noqa: E731
 momentum = lambda: train.MomentumOptimizer(1.0, 0.5)  # noqa: E731
 adam = lambda: train.AdamOptimizer(0.1)  # noqa: E731
@@ -354,6 +357,102 @@ def test_a_restored_run_has_the_scaffolds_ops_beside_those_of_the_program(tmp_pa
                 assert len(set(state(sess, rows))) == 1
 
 
+def with_target(count, update="replicated"):
+    """Return a TowerOptimizer, its step, and K rows of: w, a frozen layer, and a target network.
+
+    The program copies w to the target now and then, and nobody said whose the others are. On tower
+    k they begin with k.
+    """
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(count), update=update)
+    rows: list = []
+    variables: list = []
+    syncs: list = []
+    for k, device in enumerate(gpus_or_cpus(count)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            w, frozen, target = [
+                tf1.Variable(start, trainable, name=name, use_resource=True)
+                for start, trainable, name in (
+                    (float(k), True, "w"),
+                    (0.0, False, "frozen"),
+                    (float(k), False, "target"),
+                )
+            ]
+            loss = w * (frozen.read_value() + 1.0 + 0.0 * target.read_value())
+            rows.append(optimizer.compute_gradients(loss, [w]))
+            variables.append([w, frozen, target])
+            syncs.append(target.assign(w.read_value()))
+    op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
+    return optimizer, op, variables, syncs
+
+
+@UPDATES
+@pytest.mark.parametrize("is_monitored", [True, False])
+def test_all_towers_go_on_as_they_were_saved(tmp_path, update, is_monitored):
+    """Also what is only read, and what the program computes: the file has one tower's of it."""
+    seen: list = []
+    for count in (2, 2, 3, 1):
+        with tf.Graph().as_default():
+            optimizer, op, variables, syncs = with_target(count, update)
+            layers = [row[1].assign(4.0) for row in variables]
+            scaffold, hook = optimizer.scaffold(), optimizer.hook()
+            monitored = functools.partial(
+                train.MonitoredTrainingSession,
+                checkpoint_dir=str(tmp_path),
+                scaffold=scaffold,
+                hooks=[hook],
+                config=config(),
+                log_step_count_steps=None,
+            )
+            start = None if is_monitored else optimizer.init_op
+            with monitored() if is_monitored else started() as sess:
+                if seen and not is_monitored:
+                    scaffold.saver.restore(sess, str(tmp_path / "model"))
+                if not is_monitored:
+                    sess.run(start)
+                if not seen:
+                    sess.run(layers)
+                seen.append(sess.run(variables))
+                for fetched in (op, syncs, op):
+                    sess.run(fetched)
+                if not is_monitored:
+                    scaffold.saver.save(sess, str(tmp_path / "model"))
+    assert seen[0] == [[0, 4, 0], [0, 4, 1]]
+    assert seen[1:] == [[[-10, 4, -5]] * 2, [[-20, 4, -15]] * 3, [[-30, 4, -25]]]
+
+
+@UPDATES
+@pytest.mark.parametrize("is_of_towers", [False, True])
+def test_only_a_restore_of_what_updates_write_asks_for_init_op(
+    graph, tmp_path, update, is_of_towers
+):
+    """A saver of another network, or of averages for an evaluation, leaves the towers equal."""
+    other = tf1.get_variable("best", initializer=3.0, trainable=False, use_resource=True)
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2), update=update), towers(count=2)
+    saver = train.Saver([rows[0][0][1] if is_of_towers else other])
+    op, start = optimizer.apply_gradients(rows), optimizer.init_op
+    with started(start, op) as sess:
+        path = saver.save(sess, str(tmp_path / "model"))
+        saver.restore(sess, path)
+        with NOT_EQUAL if is_of_towers else contextlib.nullcontext():
+            sess.run(op)
+
+
+def test_a_value_that_is_changed_on_its_way_from_a_file_is_a_restore_too(graph, tmp_path):
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(count=2)
+    path = str(tmp_path / "model")
+    read = tf.raw_ops.RestoreV2(
+        prefix=path, tensor_names=["tower0/d"], shape_and_slices=[""], dtypes=[tf.float32]
+    )
+    loaded = rows[1][0][1].assign(tf.reverse(read[0], [0]) * 2.0)
+    op, start = optimizer.apply_gradients(rows), optimizer.init_op
+    with started(start) as sess:
+        train.Saver([rows[0][0][1]]).save(sess, path)
+        for fetched in (op, loaded):
+            sess.run(fetched)
+        with NOT_EQUAL:
+            sess.run(op)
+
+
 # ---- copies --------------------------------------------------------------------------------------
 
 
@@ -561,8 +660,8 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
     optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
     optimizer.apply_gradients(rows)
     words = (
-        r"tower 1 .*'tower1/g'\): it is listed as a copy of 'tower0/d',"
-        r" but .*'tower1/g' was the copy of 'tower0/g'"
+        r"tower 0 .*'tower0/d'\): its copies here are tower0/d, tower1/g, tower2/g, and"
+        r" .*earlier apply_gradients, tower0/d, tower1/d, tower2/d"
     )
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients([rows[0][:1], rows[1][1:], rows[2][1:]])
@@ -615,9 +714,7 @@ def test_a_finalized_graph_is_not_added_to(graph):
     optimizer.apply_gradients(rows)
     built = optimizer.init_op
     graph.finalize()
-    with session() as sess, pytest.raises(
-        HierAllreduceError, match=r"finalized.*check_replicas once before.*hook\(\)"
-    ):
+    with session() as sess, pytest.raises(RuntimeError, match="finalized"):
         optimizer.check_replicas(sess)
     assert optimizer.init_op is built
 
@@ -678,9 +775,6 @@ def test_a_step_before_init_op_ends_with_an_error_that_names_it(graph, update):
         assert state(sess, rows) == [0, 1]
         sess.run(start)
         sess.run(op)
-
-
-NOT_EQUAL = pytest.raises(tf.errors.NotFoundError, match="towers_are_not_equal_run_init_op")
 
 
 @UPDATES
@@ -758,6 +852,46 @@ def test_of_two_threads_that_train_at_once_one_fails_and_towers_stay_equal(graph
         sess.run(op)
 
 
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_a_rate_that_changes_during_a_step_is_one_for_all_towers(graph, use_resource):
+    """What TensorFlow gives of a reference variable is its memory. Tower 1 updates last."""
+    rate = tf1.get_variable("rate", initializer=1.0, trainable=False, use_resource=use_resource)
+    released, calls = threading.Event(), []
+
+    def wait(grad):
+        assert released.wait(60)
+        return grad
+
+    def later_on_tower_1(grads):
+        calls.append(grads)
+        if len(calls) == 1:
+            return grads
+        # Another device, because ops of one may share a thread.
+        with tf.device("/cpu:9"):
+            waited = [tf1.py_func(wait, [grad], tf.float32, stateful=False) for grad in grads]
+        return [tf.reshape(grad, [2]) for grad in waited]
+
+    optimizer = TowerOptimizer(sgd(rate), gpus_or_cpus(2), transform=later_on_tower_1)
+    # No constant, of which TensorFlow would compute all before the step.
+    grad = tf1.get_variable("grad", initializer=[1.0, 1.0], trainable=False, use_resource=True)
+    rows = [[(grad.read_value(), var) for _, var in row] for row in towers("w", count=2)]
+    op, start, change = optimizer.apply_gradients(rows), optimizer.init_op, rate.assign(100.0)
+    first = rows[0][0][1].read_value()
+    with session(inter_op_parallelism_threads=16) as sess:
+        for fetched in (tf1.global_variables_initializer(), start):
+            sess.run(fetched)
+        thread = threading.Thread(target=sess.run, args=(op,), daemon=True)
+        thread.start()
+        try:
+            while sess.run(first)[0] == 0:
+                assert thread.is_alive()
+            sess.run(change)
+        finally:
+            released.set()
+            thread.join()
+        assert state(sess, rows) == [-1, -1]
+
+
 def test_a_loss_that_is_added_after_init_op_needs_it_again(graph):
     optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(["body"], count=2)
     first, start = optimizer.apply_gradients(rows), optimizer.init_op
@@ -811,22 +945,16 @@ def test_a_monitored_session_without_the_hook_ends_with_the_same_error(graph):
 
 
 @pytest.mark.parametrize("dtype, height", [("float32", 6), ("float64", 4)])
-def test_variables_of_the_model_that_cannot_be_copies_are_named(graph, dtype, height):
+def test_variables_of_another_dtype_or_shape_are_no_copies(graph, dtype, height):
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     optimizer.apply_gradients(towers(count=2))
-    kinds = [("float32", 4), (dtype, height)]
-    for k, (dtype_there, height_there) in enumerate(kinds):
-        shape = [height_there, 8]
-        state = tf1.get_variable(f"tower{k}/state", shape, dtype_there, trainable=False)
-        tf1.add_to_collection(tf1.GraphKeys.MODEL_VARIABLES, state)
-    before = len(graph.get_operations())
-    words = (
-        rf"tower 1 \(/.pu:1\): 'tower1/state' is {dtype} \({height}, 8\), and cannot be a copy of"
-        r" tower 0's 'tower0/state', which is float32 \(4, 8\)"
-    )
-    with pytest.raises(HierAllreduceError, match=words):
-        _ = optimizer.init_op
-    assert len(graph.get_operations()) == before
+    states = []
+    for k, (dtype_there, height_there) in enumerate([("float32", 4), (dtype, height)]):
+        start = np.full([height_there], k, dtype_there)
+        states.append(tf1.get_variable(f"tower{k}/state", initializer=start, use_resource=True))
+        tf1.add_to_collection(tf1.GraphKeys.MODEL_VARIABLES, states[k])
+    with started(optimizer.init_op) as sess:
+        assert [value.max() for value in sess.run(states)] == [0, 1]
 
 
 def test_what_a_tower_has_of_its_own_is_left_alone(graph):
@@ -845,10 +973,7 @@ def test_what_a_tower_has_of_its_own_is_left_alone(graph):
         for _ in range(100):
             sess.run(op)
         assert [list(share) for share in sess.run(data)] == [[1, 1], [2, 2, 2]]
-        text = (
-            "all towers are equal; not compared, because each tower may have its own: 'tower0/data'"
-        )
-        assert str(optimizer.check_replicas(sess)) == text
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
         assert sess.run(rows[1][0][1]) == pytest.approx([1.5], rel=1e-4)
 
 
@@ -904,22 +1029,68 @@ def test_what_gradients_only_read_is_equal_or_somebody_says_whose_it_is(graph):
             assert sess.run(others) == [0, 0]
 
 
-def test_a_layer_of_the_model_without_a_known_copy_is_an_error_unless_scopes_are_given(graph):
-    names, key = ["frozen/left/w", "frozen/right/w"], tf1.GraphKeys.TRAINABLE_VARIABLES
+KEYS = [tf1.GraphKeys.TRAINABLE_VARIABLES, None]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=["in the model", "not said"])
+@pytest.mark.parametrize(
+    "names", [["tower0/frozen/w", "tower1/frozen_1/w"], ["frozen/left/w", "frozen/right/w"]]
+)
+def test_a_layer_whose_names_tell_no_copies_has_to_be_equal(graph, names, key):
+    """Keras numbers layers over all towers; one without trained weights shows no scope."""
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     rows, frozen = reading(names, optimizer, key)
-    optimizer.apply_gradients(rows)
-    words = r"'frozen/left/w' belongs to the model.*scopes=.*in the rows"
-    with pytest.raises(HierAllreduceError, match=words):
-        _ = optimizer.init_op
-    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2), scopes=["left", "right"])
-    optimizer.apply_gradients(rows)
-    with started(optimizer.init_op) as sess:
-        assert sess.run(frozen) == [0, 0]
+    op = optimizer.apply_gradients(rows)
+    with started() as sess:
+        words = rf"(?s)LOCAL_VARIABLES.*in the rows, with the gradient None.*{names[0]}"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            sess.run(optimizer.init_op)
+        sess.run(frozen[1].assign(0.0))
+        sess.run(optimizer.init_op)
+        sess.run(op)
+    # Each tower may have its own, or the rows list the copies.
+    tf1.add_to_collection(tf1.GraphKeys.LOCAL_VARIABLES, frozen[0])
+    with started(optimizer.init_op, op) as sess:
+        assert sess.run(frozen) == [0, 1]
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     optimizer.apply_gradients([[*row, (None, var)] for row, var in zip(rows, frozen)])
     with started(optimizer.init_op) as sess:
         assert sess.run(frozen) == [0, 0]
+
+
+def test_scopes_that_are_given_tell_the_copies(graph):
+    names, key = ["frozen/left/w", "frozen/right/w"], tf1.GraphKeys.TRAINABLE_VARIABLES
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2), scopes=["left", "right"])
+    rows, frozen = reading(names, optimizer, key)
+    optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        assert sess.run(frozen) == [0, 0]
+
+
+@UPDATES
+def test_what_towers_need_not_share_is_no_layer(graph, update):
+    """A share of the data with other rows, a count that one tower reads, a state, a table."""
+    devices, rows, states = gpus_or_cpus(2), [], []
+    count = tf1.get_variable("count", initializer=1.0, trainable=False, use_resource=True)
+    batches = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(99))
+    optimizer = TowerOptimizer(sgd(0.1), devices, update=update)
+    for k, device in enumerate(devices):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            w = tf1.get_variable("w", [1], use_resource=True)
+            share = tf1.Variable([1.0 + k] * (2 + k), False, name=f"data_{k}", use_resource=True)
+            state = tf1.Variable(float(k), False, name=f"state_{k}", use_resource=True)
+            states.append(state.assign(0.5 * state))
+            factor = count.read_value() if k == 0 else 1.0
+            with tf.device("/cpu:0"):
+                batch = tf.cast(batches.get_next(), tf.float32)
+            distance = tf.reduce_mean((share.read_value() - w) ** 2) * factor
+            loss = distance + 0.0 * (state.read_value() + batch)
+            rows.append(optimizer.compute_gradients(loss, [w]))
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        for _ in range(40):
+            sess.run([op, *states])
+        assert sess.run(rows[1][0][1]) == pytest.approx([1.5], rel=1e-3)
 
 
 def test_a_scaffold_saves_tables_too(graph, tmp_path):
@@ -971,8 +1142,6 @@ def test_a_transform_changes_the_reduced_gradients_of_each_tower(graph, update, 
     [
         (lambda grads: grads[:1], "a list of 2 gradients and must return as many"),
         (lambda grads: grads[0], "a list of 2 gradients and must return as many"),
-        (lambda grads: [grads[0], 1.0], r"variable 1 \('tower0/g'\): transform returned 1.0 for"),
-        (lambda grads: [tf.zeros([3]), grads[1]], r"variable 0 .* a variable of float32 \(2,\)"),
     ],
 )
 def test_a_transform_that_does_not_return_the_gradients_is_an_error(graph, transform, words):
@@ -1010,22 +1179,22 @@ def test_a_transform_that_is_called_once_may_write_a_variable(graph, make):
         assert sess.run(steps) == 1
 
 
-def test_a_scaffold_takes_variables_of_no_collection(graph, tmp_path):
-    """They are not saved, but each session gives those of other towers initial values."""
+def test_a_scaffold_leaves_variables_of_no_collection_to_the_program(graph, tmp_path):
     optimizers = []
     for count in (3, 2):
         optimizer = TowerOptimizer(sgd(), gpus_or_cpus(count))
         rows = towers(["w"], f"model{count}_{{}}", count, collections=[])
         optimizer.apply_gradients(rows)
         optimizers.append(optimizer)
-    later("kept", [""])
-    scaffolds = [optimizer.scaffold() for optimizer in optimizers]
+    (kept,) = later("kept", [""])
+    savers = [optimizer.scaffold().saver for optimizer in optimizers]
     with started() as sess:
-        for scaffold in scaffolds:
-            path = scaffold.saver.save(sess, str(tmp_path / "model"))
+        for saver in savers:
+            path = saver.save(sess, str(tmp_path / "model"))
             assert [name for name, _ in tf.train.list_variables(path)] == ["kept"]
-        sess.run(scaffolds[1].local_init_op)
-        assert sess.run(rows[1][0][1])[0] == 1
+            sess.run(kept.assign(5.0))
+            saver.restore(sess, path)
+            assert sess.run(kept) == 0
 
 
 @UPDATES
@@ -1078,16 +1247,14 @@ def test_a_scaffold_leaves_out_all_towers_of_all_optimizers(graph, tmp_path):
 
 
 @UPDATES
-@pytest.mark.parametrize("added", [[2], [3]])
-def test_a_transform_may_add_a_gradient_where_no_tower_has_one(graph, update, added):
+def test_a_transform_may_add_a_gradient_where_no_tower_has_one(graph, update):
     """One device would apply it. Sharded, no root would, so that is an error."""
     optimizer = TowerOptimizer(
-        sgd(1.0), gpus_or_cpus(3), update=update, transform=lambda grads: [grads[0], tf.ones(added)]
+        sgd(1.0), gpus_or_cpus(3), update=update, transform=lambda grads: [grads[0], tf.ones([2])]
     )
     rows = [[(grad, d), (None, g)] for (grad, d), (_, g) in towers()]
-    if update == "sharded" or added == [3]:
-        fault = "has no root that would update it" if added == [2] else "a variable of float32"
-        words = rf"'tower./g'\): transform returned .*{fault}"
+    if update == "sharded":
+        words = r"'tower./g'\): transform returned .*has no root that would update it"
         with pytest.raises(HierAllreduceError, match=words):
             optimizer.apply_gradients(rows)
         return
@@ -1122,11 +1289,6 @@ def changed(change):
     return change_first_pair
 
 
-def variable_elsewhere():
-    with tf.Graph().as_default():
-        return tf1.get_variable("w", [2], use_resource=True)
-
-
 @UPDATES
 @pytest.mark.parametrize(
     "change, words",
@@ -1138,16 +1300,8 @@ def variable_elsewhere():
             r"'old'\): a reference variable.*use_resource=True",
         ),
         (
-            changed(lambda g, v: (g, variable_elsewhere())),
-            r"tower 2 \(/.pu:2\), variable 0: 'w:0' does not belong to the graph",
-        ),
-        (
             changed(lambda g, v: (tf.ones([4]), v)),
-            r"'tower2/d'\): a gradient of float32 \(4,\) for float32 \(2,\)",
-        ),
-        (
-            lambda rows: for_each(lambda pair: (tf.cast(pair[0], tf.float64), pair[1]), rows),
-            r"tower 0 \(/.pu:0\).*a gradient of float64 \(2,\) for float32 \(2,\)",
+            r"tower 2 \(/.pu:2\), variable 0 \('d'\): .*\(4,\)",
         ),
         (
             lambda rows: for_each(lambda pair: (1.0, pair[1]), rows),
@@ -1169,35 +1323,9 @@ def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, 
     assert len(graph.get_operations()) == before
 
 
-@UPDATES
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"global_step": 5}, "global_step=5: expected a variable"),
-        ({"name": "a b"}, "not a name scope"),
-    ],
-)
-def test_a_wrong_step_or_name_is_refused_before_anything_is_built(graph, update, options, words):
-    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
-    before = len(graph.get_operations())
-    with pytest.raises(HierAllreduceError, match=words):
-        optimizer.apply_gradients(rows, **options)
-    assert len(graph.get_operations()) == before
-
-
 class WithoutStep(tf.compat.v1.train.GradientDescentOptimizer):
     def apply_gradients(self, grads_and_vars, name=None):
         return super().apply_gradients(grads_and_vars, name=name)
-
-
-def test_a_step_that_the_optimizer_cannot_count_is_refused_before_anything_is_built(graph):
-    rows, step = towers(), train.get_or_create_global_step()
-    before = len(graph.get_operations())
-    unexpected = "got an unexpected keyword argument 'global_step'"
-    words = f"WithoutStep.apply_gradients: {unexpected}; it has grads_and_vars, name"
-    with pytest.raises(HierAllreduceError, match=words):
-        TowerOptimizer(WithoutStep(1.0), gpus_or_cpus(3)).apply_gradients(rows, step)
-    assert len(graph.get_operations()) == before
 
 
 class NeedsLoss(tf.compat.v1.train.GradientDescentOptimizer):
@@ -1205,37 +1333,22 @@ class NeedsLoss(tf.compat.v1.train.GradientDescentOptimizer):
         return super().apply_gradients(grads_and_vars, global_step, name)
 
 
-def test_an_argument_that_the_optimizer_needs_is_refused_before_anything_is_built(graph):
-    optimizer, rows = TowerOptimizer(NeedsLoss(1.0), gpus_or_cpus(3)), towers()
-    before = len(graph.get_operations())
-    words = "NeedsLoss.apply_gradients: missing .*'loss'; it has grads_and_vars, loss, global_step"
-    with pytest.raises(HierAllreduceError, match=words):
-        optimizer.apply_gradients(rows)
-    assert len(graph.get_operations()) == before
-    assert optimizer.apply_gradients(rows, loss=0.0) is not None
-
-
 @UPDATES
-def test_a_step_of_another_graph_is_refused_before_anything_is_built(graph, update):
-    with tf.Graph().as_default():
-        step = train.get_or_create_global_step()
-    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
-    before = len(graph.get_operations())
-    words = "global_step='global_step:0' does not belong to the graph that is being built"
-    with pytest.raises(HierAllreduceError, match=words):
-        optimizer.apply_gradients(rows, step)
-    assert len(graph.get_operations()) == before
-
-
-def test_a_partitioned_variable_is_refused_before_anything_is_built(graph):
-    cut = tf1.fixed_size_partitioner(2)
-    whole = tf1.get_variable("w", [4, 2], partitioner=cut, use_resource=True)
-    rows = [[(tf.ones([4, 2]), whole)], [(tf.ones([4, 2]), whole)]]
-    before = len(graph.get_operations())
-    words = r"tower 0 \(/.pu:0\), variable 0: expected a variable, not the PartitionedVariable 'w'"
-    with pytest.raises(HierAllreduceError, match=words):
-        TowerOptimizer(sgd(), gpus_or_cpus(2)).apply_gradients(rows)
-    assert len(graph.get_operations()) == before
+@pytest.mark.parametrize(
+    "make, arguments, words",
+    [
+        (WithoutStep, {"global_step": None}, "unexpected keyword argument 'global_step'"),
+        (NeedsLoss, {}, "missing .*'loss'"),
+        (train.GradientDescentOptimizer, {"loss": 0.0}, "unexpected keyword argument 'loss'"),
+    ],
+)
+def test_an_argument_that_the_optimizer_lacks_or_needs_is_pythons_error(
+    graph, update, make, arguments, words
+):
+    rows, step = towers(), train.get_or_create_global_step()
+    given = {key: value or step for key, value in arguments.items()}
+    with pytest.raises(TypeError, match=words):
+        TowerOptimizer(make(1.0), gpus_or_cpus(3), update=update).apply_gradients(rows, **given)
 
 
 @UPDATES
@@ -1314,10 +1427,6 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         ({"check_replicas_every": np.bool_(True)}, "check_replicas_every=.*True.*: expected"),
         ({"broadcast_every": np.float32(2)}, r"broadcast_every=.*2\.0.*: expected"),
         ({"optimizer": "adam"}, r"optimizer='adam': expected a tf\.compat\.v1\.train\.Optimizer"),
-        (
-            {"optimizer": tf1.train.SyncReplicasOptimizer(momentum(), 2)},
-            "SyncReplicasOptimizer .* the optimizer inside it",
-        ),
         ({"transform": 1.0}, "transform=1.0: expected a function from N reduced gradients"),
         ({"strategy": "flatt"}, "there are "),
         ({"cluster": "hosts.yaml"}, "cluster='hosts.yaml': expected a hier_allreduce.Cluster"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from numbers import Number
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
-import tensorflow as tf
 from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput, StagingInput
+from tensorpack.input_source import FeedfreeInput
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
 
@@ -18,17 +18,15 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import device_strings
-from ...graph.rows import variables_in, warn_of_references
 from ...planning.strategy import Strategy
-from ...training.copies import CopyCheckHook
-from ...training.equality import Drift, PeriodicComparison, broadcast, comparison
+from ...training.equality import broadcast, comparison
+from ...training.hook import TowersHook
 from ...training.options import Options, Transform, checked_options
-from ...training.replicas import columns_of
+from ...training.replicas import by_names, columns_of, kept, written_on
 from ...training.towers import Column, Pairs, Towers
-from ...training.update import check_optimizer, update_towers
+from ...training.update import update_towers
 from .accumulation import with_ordered_accumulation
 from .copies import CopyBeforeSteps, broadcast_to_hosts, set_on_all_towers
-from .names import with_missing_pairs
 from .sessions import creator_for_hosts, creator_for_towers
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
@@ -71,9 +69,8 @@ class HierarchicalTrainer(SingleCostTrainer):
     the cluster's ``stall_timeout`` lets them. All hosts must make the same number of steps, every
     host on its share of the data.
 
-    Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be
-    updated while a gradient still reads it. If several towers train one, a warning says so; with
-    ``update="once"`` or ``"sharded"``, an error.
+    Several towers need resource variables. A reference variable, TensorFlow 1.15's default, can be
+    updated while a gradient still reads it, so it is an error.
 
     Attributes:
         devices: K devices, one for each tower.
@@ -125,10 +122,10 @@ class HierarchicalTrainer(SingleCostTrainer):
             is_id = configs.is_whole_number
             devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
-        self._options = checked_options(
-            *(average, strategy, update, transform, broadcast_every, check_replicas_every),
-            *(cluster, [f"tower{k}" if k else "" for k in range(len(self.devices))]),
-        )
+        scopes = [f"tower{k}" if k else "" for k in range(len(self.devices))]
+        steps = broadcast_every, check_replicas_every
+        chosen = Options(average, strategy, update, transform, *steps, cluster, scopes)
+        self._options = checked_options(chosen)
         super().__init__()
         self.cluster = cluster
         self.is_chief = cluster is None or cluster.is_chief
@@ -163,17 +160,10 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Build everything, as tensorpack's method does.
 
         Raises:
-            HierAllreduceError: an input that would give every tower the same batch, or wait
-                forever; or an optimizer or a gradient processor that cannot update towers; or
-                tensorpack's layers meet Keras 3.
+            HierAllreduceError: an input that would give every tower the same batch; or an optimizer
+                or a gradient processor that cannot update towers.
         """
-        # tensorpack refuses neither input: one waits forever, the other trains all towers alike.
-        if isinstance(input, StagingInput) and input._nr_stage > 1:
-            raise HierAllreduceError(
-                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}):"
-                " tensorpack's holds one element for each tower, and would wait forever for room"
-                " for the second; nr_stage=1 works"
-            )
+        # tensorpack does not refuse it, and would train all towers alike.
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
             raise HierAllreduceError(
                 f"{type(input).__name__} would give every tower the same batch; use QueueInput,"
@@ -188,64 +178,38 @@ class HierarchicalTrainer(SingleCostTrainer):
         towers = range(len(self.devices))
         get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
         use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
-        try:
-            rows = DataParallelBuilder.call_for_each_tower(
-                towers, get_grads, devices=self.devices, use_vs=use_vs
-            )
-        except AttributeError as error:
-            if "Keras 3" not in str(error):
-                raise
-            # tf_keras depends on the package tensorflow, which would overwrite tensorflow-cpu.
-            major, minor, _ = tf.__version__.split(".", 2)
-            raise HierAllreduceError(
-                f"tensorpack's layers need Keras 2 ({error}): pip install --no-deps"
-                f' "tf_keras=={major}.{minor}.*", and set TF_USE_LEGACY_KERAS=1 in the environment'
-                " before TensorFlow is imported"
-            ) from error
+        rows = DataParallelBuilder.call_for_each_tower(
+            towers, get_grads, devices=self.devices, use_vs=use_vs
+        )
         optimizer = with_ordered_accumulation(get_opt_fn())
-        check_optimizer(optimizer)
-        updated = self._update_towers(optimizer, with_missing_pairs(rows))
+        kept().scopes[tuple(self.devices)] = self._options.scopes
+        completed = _with_missing_pairs(rows, columns_of(self.devices))
+        # The state of all towers but the first is local, so that it is not saved.
+        scope = lambda tower: override_to_local_variable(enable=tower > 0)  # noqa: E731
+        ready = Towers(completed, self.devices, self._options, scope, "tensorpack")
+        # The scope is that of tensorpack's trainer, because names of saved variables have it.
+        with tf1.name_scope("apply_gradients"):
+            self.train_op = update_towers(optimizer, ready)
         hosts = self._options.hosts
-        callbacks = self._syncing(updated) if len(self.devices) * hosts > 1 else []
+        callbacks = self._syncing() if len(self.devices) * hosts > 1 else []
         if self.cluster is None or hosts == 1:
             return callbacks
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
         # By default a callback runs on the chief only, but its ops wait for all hosts.
         return [callback.set_chief_only(False) for callback in [across, *callbacks]]
 
-    def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> List[Column]:
-        towers = Towers(
-            rows,
-            self.devices,
-            self._options,
-            # The state of all towers but the first is local, so that it is not saved.
-            scope=lambda tower: override_to_local_variable(enable=tower > 0),
-            may_have_references=True,
-            front_end="tensorpack",
-        )
-        if len(self.devices) > 1:
-            warn_of_references(variables_in(rows[0]))
-        # The scope is that of tensorpack's trainer, because names of saved variables have it.
-        with tf1.name_scope("apply_gradients"):
-            self.train_op, updated = update_towers(optimizer, towers)
-        return updated
-
-    def _syncing(self, updated: Sequence[Column]) -> List[Callback]:
+    def _syncing(self) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare towers."""
         with tf1.name_scope("sync_variables"):
-            columns = columns_of(updated, self.devices, self._options.scopes)
-            sync = broadcast(columns, self.devices)
+            sync = broadcast(columns_of(self.devices), self.devices)
         every = self._options.broadcast_every
         copies = CopyBeforeSteps(sync, self.BROADCAST_EVERY_EPOCH, every, "SyncVariables")
-        # Moving averages stay out, because tensorpack updates them on tower 0 only.
-        compare = comparison(updated, self.devices)
-        return [copies, _CompareTowers(compare, self._options)]
+        return [copies, _CompareTowers(self._options, self.devices)]
 
     def setup_callbacks(self, callbacks: Any, monitors: Any) -> None:
         """Set up callbacks as tensorpack does; schedules set a variable of all towers."""
         super().setup_callbacks(callbacks, monitors)
-        columns = columns_of((), self.devices, self._options.scopes)
-        set_on_all_towers(self._callbacks.cbs, columns)
+        set_on_all_towers(self._callbacks.cbs, columns_of(self.devices))
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
@@ -267,22 +231,42 @@ class HierarchicalTrainer(SingleCostTrainer):
         super().initialize(session_creator, session_init)
 
 
-class _CompareTowers(Callback):
-    """Ends the training with an error if towers differ, or what is copied arrives as other bits."""
+def _with_missing_pairs(rows: Sequence[Pairs], columns: Sequence[Column]) -> List[Pairs]:
+    """Add (None, variable) for each variable of a tower that has a gradient only on other towers.
 
-    def __init__(self, compare: Callable[[Any], Drift], options: Options):
-        self._comparison = PeriodicComparison(compare, options)
-        # tensorpack's HookToCallback fails in TensorFlow 2.
-        self._copies = CopyCheckHook(options)
+    tensorpack leaves out variables without a gradient, tower by tower, so that the K rows would not
+    match.
+    """
+    grad_by_id = {id(var): grad for grad, var in chain(*rows)}
+    column_by_id: Dict[int, Column] = {}
+    for column in columns:
+        column_by_id.update(dict.fromkeys(map(id, column), column))
+    trained = by_names(column_by_id[n] for n in grad_by_id if n in column_by_id).values()
+    completed: List[Pairs] = []
+    for tower, pairs in enumerate(rows):
+        copies = [column[tower] for column in trained]
+        # What has no copies stays in its row, and the check of the rows names it.
+        own = [pair for pair in pairs if id(pair[1]) not in column_by_id]
+        completed.append([*((grad_by_id.get(id(var)), var) for var in copies), *own])
+    return completed
+
+
+class _CompareTowers(Callback):
+    """Ends the training with an error if towers differ, or what is copied arrives as other bits.
+
+    It is the hook of tower code; tensorpack's HookToCallback fails in TensorFlow 2.
+    """
+
+    def __init__(self, options: Options, devices: Sequence[Any]):
+        # Moving averages stay out, because tensorpack updates them on tower 0 only.
+        build = lambda: (comparison(written_on(devices), devices), None)  # noqa: E731
+        self._hook = TowersHook(options._replace(broadcast_every=0), build)
 
     def _setup_graph(self) -> None:
-        self._copies.begin()
+        self._hook.begin()
 
     def _before_run(self, ctx: Any) -> Any:
-        return self._copies.before_run(ctx)
+        return self._hook.before_run(ctx)
 
     def _after_run(self, run_context: Any, run_values: Any) -> None:
-        self._copies.after_run(run_context, run_values)
-
-    def _trigger_step(self) -> None:
-        self._comparison.after_step(self.trainer.sess)
+        self._hook.after_run(run_context, run_values)

@@ -1,0 +1,104 @@
+"""Towers that are compared while a training runs: a hook, which both front ends have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import Any, Callable, Optional, Tuple
+
+from ..cluster.session import fetched_ops
+from ..compat import outside_control_flow, tf1
+from ..errors import HierAllreduceError
+from ..graph.copy_check import CopyCheck, sent_by
+from ..graphs import needed_by
+from .equality import Drift
+from .options import Options
+
+TrainOps = Tuple[Any, ...]
+
+
+class TowersHook(tf1.train.SessionRunHook):
+    """In some steps compares what towers got with what was sent, and then their variables.
+
+    A difference is an error. The copies of a run of the same train ops are counted for themselves,
+    because several ops may take turns, as in a GAN.
+
+    Args:
+        options: of the training.
+        build: adds ops, because a session finalizes its graph; returns the function that compares
+            the towers' variables, and the op that makes them equal.
+    """
+
+    def __init__(self, options: Options, build: Callable[[], Tuple[Callable[[Any], Drift], Any]]):
+        self._options = options
+        self._build = build
+        self._steps = 0
+        self._equal_after = 0  # the last step after which all towers were equal
+        self._runs: Counter = Counter()  # by train ops
+        # Both walk through the graph, and a training runs the same fetches again and again.
+        self._train_ops_of = lru_cache(maxsize=None)(_train_ops_of)
+        self._check_of = lru_cache(maxsize=None)(_check_of)
+
+    def begin(self) -> None:
+        if self._options.check_replicas_every != 0:
+            with outside_control_flow():
+                CopyCheck(sent_by(tf1.get_collection(tf1.GraphKeys.TRAIN_OP)))
+        self._compare, self._start = self._build()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        if self._options.cluster:
+            self._options.cluster.check_session(session)
+        session.run(self._start)
+
+    def before_run(self, run_context: Any) -> Any:
+        train_ops = self._train_ops_in(run_context)
+        self._runs[train_ops] += 1
+        every = self._options.check_replicas_every
+        if not train_ops or not is_step_to_compare(self._runs[train_ops], every):
+            return None
+        return tf1.train.SessionRunArgs(self._check_of(train_ops).fingerprints)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        session = run_context.session
+        if run_values.results:
+            train_ops = self._train_ops_in(run_context)
+            check = self._check_of(train_ops)
+            check.compare(run_values.results, self._runs[train_ops], session)
+        self._steps += 1
+        if is_step_to_compare(self._steps, self._options.check_replicas_every):
+            drift = self._compare(session)
+            if drift.variables:
+                raise HierAllreduceError(
+                    f"after step {self._steps} {drift}; they were equal after step"
+                    f" {self._equal_after}. Either the program assigns to a variable on one tower"
+                    " only, or the transform does not do the same on each tower"
+                )
+            self._equal_after = self._steps
+        every = self._options.broadcast_every
+        if every and self._steps % every == 0:
+            session.run(self._start)
+
+    def _train_ops_in(self, run_context: Any) -> TrainOps:
+        graph = run_context.session.graph
+        return self._train_ops_of(graph, fetched_ops(graph, run_context.original_args.fetches))
+
+
+def _train_ops_of(graph: Any, ops: TrainOps) -> TrainOps:
+    """Return the train ops that a step runs which is asked for some ops."""
+    needed = needed_by(ops)
+    return tuple(op for op in graph.get_collection(tf1.GraphKeys.TRAIN_OP) if op in needed)
+
+
+def _check_of(train_ops: TrainOps) -> CopyCheck:
+    with train_ops[0].graph.as_default():
+        return CopyCheck(sent_by(train_ops))
+
+
+def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
+    """Return whether towers are compared after a step, counted from 1.
+
+    By default that is in steps 1, 2, 4, 8, … and then each thousandth: most faults show at once.
+    """
+    if every is None:
+        return step & (step - 1) == 0 or step % 1000 == 0
+    return bool(every) and step % every == 0
