@@ -228,7 +228,7 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
     unknown = collectives = left_out = 0
     for traffic in traffics:
         elements = traffic.tensor.elements
-        if elements is None or traffic.tensor.is_rows:
+        if elements is None or traffic.tensor.is_sparse:
             unknown += any(traffic.executed.values())
         else:
             bytes_by_dtype.update(traffic.bytes_by_dtype(elements))  # unlike +, this keeps zeros

@@ -191,7 +191,7 @@ def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
 
 
 def test_every_dtype_of_a_step_is_named(graph):
-    """The number of rows is known in the step only, and so is the shape of one gradient."""
+    """The number of slices is known in the step only, and so is the shape of one gradient."""
 
     def row(tower):
         rows = tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.constant([0, 1], tf.int64))

@@ -63,48 +63,14 @@ def test_each_other_bit_names_its_copy(graph, wire):
             text = str(raised.value)
             link = rf"step 9: the copy from tower {move.src} \(.*\) to tower {move.dst} \(.*\) has"
             assert re.match(link, text)
-            assert f"hier_allreduce/{tensor}" in text and "; 1 checked step before had" in text
+            assert f"hier_allreduce/{tensor}. A link" in text
 
 
-def test_hosts_with_other_sums_are_named(graph):
-    """A session of several hosts gives the table of all; here it stands in for these."""
-
-    class Session:
-        def table(self, integers):
-            return np.array([integers, np.add(integers, other)])
-
+def test_a_checked_step_is_audited(graph):
+    """People audit the first step, which is one."""
     step = consumed_step()
-    check = copy_check(step)
-    (built,) = all_reduces()
-    check._sent = [(built._replace(hosts=2), tensor) for tensor in built.tensors]
-    with session() as running:
-        bits = running.run(check.fingerprints)
-    other = np.zeros([np.size(bits)], "int64")
-    check.compare(bits, 1, Session())
-    other[:TOWERS] += 1
-    with pytest.raises(HierAllreduceError, match="step 2: hosts 0 and 1 have other bits of one"):
-        check.compare(bits, 2, Session())
-    other[:TOWERS] = 0
-    other[copies(built.tensors[0].schedule)[-1].dst] += 1
-    with pytest.raises(HierAllreduceError, match=r"to tower .* on host 1 has other bits"):
-        check.compare(bits, 2, Session())
-
-
-def test_each_fingerprint_is_of_what_its_tower_got(graph):
-    """Not of the source, which a reader elsewhere would get if Grappler pruned the copy."""
-    step = consumed_step()
-    check = copy_check(step)
-    seen = traced([step, check.fingerprints])
-    audit(seen, graph)
-    nodes = [node for partition in seen.partition_graphs for node in partition.node]
-    on_towers_by_device = [
-        [node for node in nodes if node.name.startswith(SCOPE) and node.op == "Reshape"
-         and node.device.lower().endswith(device[1:])]
-        for device in gpus_or_cpus(TOWERS)
-    ]  # fmt: skip
-    sent = len(all_reduces()[0].tensors)
-    assert [len(there) for there in on_towers_by_device] == [sent] * TOWERS
-    assert sum(node.op == "Fingerprint" for node in nodes) == sent * TOWERS
+    audited = audit(traced([step, copy_check(step).fingerprints]), graph)
+    assert not audited.skipped and sum(audited.copies.values()) > 0
 
 
 def executed_nodes(step):
@@ -191,10 +157,6 @@ def test_a_second_session_of_a_finalized_graph_checks_too(graph):
 def test_nothing_to_check_is_an_error(graph):
     with pytest.raises(HierAllreduceError, match="no all-reduce that these fetches need"):
         copy_check(tf.constant(1.0))
-    step = consumed_step()
-    graph.finalize()
-    with pytest.raises(HierAllreduceError, match="the graph is finalized"):
-        copy_check(step)
 
 
 @pytest.mark.tf2
