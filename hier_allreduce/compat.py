@@ -23,13 +23,11 @@ IS_TF2 = tf.__version__ >= "2"
 F = TypeVar("F", bound=Callable[..., Any])
 
 # TensorFlow can add these dtypes on CPU devices; float8 and the like can only be copied.
-_UNSIGNED = ("uint16", "uint32", "uint64") if IS_TF2 else ("uint16",)
+_UNSIGNED = ("uint16", "uint32", "uint64") if IS_TF2 else ()
 SUMMABLE_DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
-# TensorFlow 1.15 has only AddN for this one.
-DTYPES_WITHOUT_ADD = () if IS_TF2 else ("uint16",)
 # Collectives add these dtypes on CPU devices and GPUs: 1.15 has no kernel for float16, and no
 # version adds int32 or bfloat16 on GPUs.
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
@@ -45,8 +43,6 @@ def forget_colocation() -> ContextManager:
     """Return a scope in which an outer ``colocate_with`` no longer places ops."""
     # Leaving a colocation also leaves the device scopes around it. So without a colocation this
     # does nothing, and an outer tf.device("/job:worker/task:1") still completes "/gpu:0".
-    if tf.executing_eagerly():
-        return contextlib.nullcontext()
     graph = tf1.get_default_graph()
     if not list(graph._colocation_stack.peek_objs()):
         return contextlib.nullcontext()
@@ -100,8 +96,7 @@ def devices_of_eager_calls() -> List[str]:
     """
     if builds_for_session():
         return []
-    config = tf.config if hasattr(tf.config, "list_logical_devices") else tf.config.experimental
-    return [str(device.name) for device in config.list_logical_devices()]
+    return [str(device.name) for device in tf.config.experimental.list_logical_devices()]
 
 
 def is_auto_clustered() -> bool:

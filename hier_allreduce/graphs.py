@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any, Callable, Container, Dict, Iterable, List, Set, Tuple
 from weakref import WeakSet
 
@@ -59,8 +59,9 @@ class GraphMemory:
         # What was built.
         self.all_reduces: List[Any] = []  # AllReduces, in building order
         self.shared_lines: List[str] = []  # about what is built for all hosts, which they compare
-        # The names of the two tensors by which hosts compare a variable, by its own name.
-        self.compared: Dict[str, Tuple[str, str]] = {}
+        # The name of the tensor by which hosts compare a variable, by its own name.
+        self.compared: Dict[str, str] = {}
+        self.compares_hosts = True  # whether they do
 
         # Whose the variables are, by K devices: columns of K replicas by their names.
         self.scopes: Dict[Any, Any] = {}  # the towers' scopes, if the user gave them
@@ -73,8 +74,6 @@ class GraphMemory:
 
         # Who updates them.
         self.owners: Dict[Any, Tuple[int, ...]] = {}  # the towers that have slots of a variable
-        self.owned: Dict[Any, Any] = {}  # the bytes that a sharded update shares out
-        self.bytes_by_device: Counter = Counter()  # what sharded updates own
 
 
 _graphs: Any = WeakSet()
