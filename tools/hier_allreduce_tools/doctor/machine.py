@@ -197,7 +197,7 @@ def last_words(status: int, errors: str) -> str:
 
     Other lines of TensorFlow may come after an error, so that of those with errors the last counts.
     """
-    lines = [line.strip()[-_LONGEST_LINE:] for line in errors.splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
     words = [line for line in lines if re.search("error", line, re.IGNORECASE)] or lines
     end = signal.Signals(-status).name if status < 0 else f"status {status}"
-    return ": ".join([end, *words[-1:]])
+    return ": ".join([end, *(line[-_LONGEST_LINE:] for line in words[-1:])])
