@@ -31,9 +31,9 @@ def strategy_of(name: str) -> Strategy:
     gradients travel so.
     """
     sparse = "auto"
-    for choice in ("rows", "dense"):
-        if name.endswith(f" {choice}"):
-            name, sparse = name[: -len(choice) - 1], choice
+    for ending, choice in ((" rows", "slices"), (" dense", "dense")):
+        if name.endswith(ending):
+            name, sparse = name[: -len(ending)], choice
     has_edges = not name.endswith(WITHOUT_EDGES)
     name = name.replace(WITHOUT_EDGES, "")
     algorithm, _, size = name.partition("/")

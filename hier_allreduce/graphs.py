@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any, Callable, Container, Dict, Iterable, List, Set, Tuple
 from weakref import WeakSet
 
@@ -73,8 +73,6 @@ class GraphMemory:
 
         # Who updates them.
         self.owners: Dict[Any, Tuple[int, ...]] = {}  # the towers that have slots of a variable
-        self.owned: Dict[Any, Any] = {}  # the bytes that a sharded update shares out
-        self.bytes_by_device: Counter = Counter()  # what sharded updates own
 
 
 _graphs: Any = WeakSet()

@@ -3,6 +3,8 @@
 `make soak` runs more of both.
 """
 
+from functools import partial
+
 import numpy as np
 import tensorflow as tf
 from helpers.graphs import XPU, dense, evaluate, gpus_or_cpus, held, on_towers, same_bits
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import Copy, HierAllreduceError, Reduce, Strategy, allreduce_grads
-from hier_allreduce.planning.algorithms import BY_NAME, in_groups, schedules_of
+from hier_allreduce.planning.algorithms import BY_NAME, hierarchical, schedules_of
 from hier_allreduce.planning.plan import check
 
 EXAMPLES = settings().max_examples
@@ -50,7 +52,7 @@ def strategies(draw, towers):
         algorithm=algorithm,
         **options,
         chunk_bytes=draw(st.sampled_from([None, 0, 4096, 10_000, 10**6])),
-        sparse=draw(st.sampled_from(["auto", "rows", "dense"])),
+        sparse=draw(st.sampled_from(["auto", "slices", "dense"])),
         missing="zeros",
         wire_dtype=draw(st.sampled_from([None, None, "float16", "bfloat16"])),
     )
@@ -161,7 +163,8 @@ def counted(steps, towers):
 @st.composite
 def schedules(draw):
     towers = draw(st.integers(2, 9))
-    algorithm = draw(st.sampled_from([*BY_NAME.values(), in_groups(draw(groupings(towers)))]))
+    in_groups = partial(hierarchical, groups=draw(groupings(towers)))
+    algorithm = draw(st.sampled_from([*BY_NAME.values(), in_groups]))
     return towers, list(draw(st.sampled_from(schedules_of(algorithm, towers))))
 
 

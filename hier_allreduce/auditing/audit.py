@@ -38,7 +38,7 @@ class Audited(NamedTuple):
         all_reduce: as it was built: its scope, algorithm, devices and tensors.
         copies: ``{(i, j): count}``, the number of tensors that tower i's device sent to tower j's.
         bytes: ``{"float16": 1024}``, the bytes that crossed, by the dtype in which they did.
-        row_bytes: those of sparse gradients, with their indices, which are not in ``bytes``: no
+        sparse_bytes: those of sparse gradients, with their indices, which are not in ``bytes``: no
             more crossed.
         unknown: the number of tensors that crossed and are in neither: their size is not known.
         collectives: the number of tensors that crossed between hosts, each counted once.
@@ -50,7 +50,7 @@ class Audited(NamedTuple):
     all_reduce: AllReduce
     copies: Counter
     bytes: Counter
-    row_bytes: int
+    sparse_bytes: int
     unknown: int
     collectives: int
     left_out: int
@@ -63,8 +63,8 @@ class Audited(NamedTuple):
         findings.append(f"{sum(self.copies.values())} copies{left_out}")
         for dtype, size in sorted(self.bytes.items()):
             findings.append(f"{amount(size)} in {dtype}")
-        if self.row_bytes:
-            findings.append(f"≤ {amount(self.row_bytes)} of rows")
+        if self.sparse_bytes:
+            findings.append(f"≤ {amount(self.sparse_bytes)} of slices")
         if self.unknown:
             findings.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
@@ -249,13 +249,13 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
         raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
     copies: Counter = Counter()
     bytes_by_dtype: Counter = Counter()
-    row_bytes = unknown = collectives = left_out = 0
+    sparse_bytes = unknown = collectives = left_out = 0
     for traffic in traffics:
         has_crossed = any(traffic.executed.values())
         if traffic.tensor.elements is None:
             unknown += has_crossed
-        elif traffic.tensor.is_rows:
-            row_bytes += sum(traffic.bytes_by_dtype().values())
+        elif traffic.tensor.is_sparse:
+            sparse_bytes += sum(traffic.bytes_by_dtype().values())
         else:
             bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
         left_out += sum((traffic.planned - traffic.executed).values())
@@ -265,7 +265,9 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
             else:
                 copies[src, dst] += times
     edges = executed.edges_kept(built)
-    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, left_out, edges)
+    return Audited(
+        built, copies, bytes_by_dtype, sparse_bytes, unknown, collectives, left_out, edges
+    )
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:

@@ -241,14 +241,6 @@ class ClusterSession(tf1.Session):
         with self._only_thread():
             self._compare_weights()
 
-    def table(self, integers: Any) -> Any:
-        """Return an H×M table: the M whole numbers of each host; all must call it."""
-        with self._only_thread():
-            table = self._table(integers, self._stall_timeout, "to compare the hosts")
-            # One that finds a difference ends, so all must have read the table before.
-            self._end_together()
-            return table
-
     def _compare_weights(self) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
         # A finalized graph has them only if an earlier session has added them.

@@ -4,7 +4,7 @@
 
     all_grads ─► check ──► plan ───► pack ────► run ─────────────────────────► unpack ─► result
        K×N      columns   layout    packing    each chunk's schedule, with     packing     K×N
-                   N     C chunks     K×C      Sum │ SixteenBitSum │ RowSum      K×N
+                   N     C chunks     K×C      Sum │ SixteenBitSum │ SliceSum    K×N
 
 ``checked_layout`` checks and plans, and adds no op. So an error leaves the graph unchanged.
 ``all_reduce`` adds the ops. It and its parts are in ``collectives``.
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 from ..compat import forget_colocation, tf1, without_autograph
-from ..planning.chunks import OwnedBytes
+from ..configs import switch
 from ..planning.strategy import Strategy, strategy_from
 from .collectives import all_reduce
 from .columns import checked_columns
@@ -24,7 +24,6 @@ from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
 from .names import variable_names
 from .rows import (
-    check_average,
     check_cluster,
     checked_pairs,
     checked_rows,
@@ -68,7 +67,7 @@ def allreduce_grads(
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is
     carried as a running mean, so that it is finite where the inputs are. The bound is in
     docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse where that is fewer bytes: every tower
-    gets the same rows, one for each index, with int64 indices on GPUs; one tower keeps its rows.
+    gets the same slices, one for each index, with int64 indices on GPUs; a lone tower keeps its.
     None on every tower stays None.
 
     Args:
@@ -120,7 +119,7 @@ def allreduce_grads_hierarchical(
     """
     devices = device_strings(devices)  # K
     strategy = Strategy("hierarchical", chunk_bytes=0)
-    # Few rows travel as rows, as they do on the original's way to its adders.
+    # Few slices travel as they are, as they do on the original's way to its adders.
     rows = allreduce_grads(all_grads, devices, average, strategy)  # K × N
     dense_rows = []
     for device, row in zip(devices, rows):
@@ -155,13 +154,10 @@ def allreduce_grads_and_vars(
     Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
     devices = device_strings(devices)  # K
-    check_existence(devices)
-    strategy = strategy_from(strategy)
     pairs = checked_pairs(all_grads_and_vars, devices)  # K × N pairs
-    grads = list(map(grads_in, pairs))  # K × N
     variables = list(map(variables_in, pairs))  # K × N
-    names = variable_names(variables, devices)  # N
-    layout = checked_layout(Call(grads, devices, average, strategy, cluster), names)
+    call = checked_call(map(grads_in, pairs), devices, average, strategy, cluster)
+    layout = checked_layout(call, variable_names(variables, devices))
     # With one tower the program races no more than without this package, so it gets no warning.
     # It comes before the ops, because a program may turn warnings into errors.
     if len(devices) > 1:
@@ -186,37 +182,30 @@ def checked_call(
     """Return what a user asks for, with K rows of N gradients as tuples; no op is added."""
     devices = device_strings(devices)  # K
     check_existence(devices)
+    check_cluster(cluster)
     rows = checked_rows(all_grads, devices)  # K × N
-    return Call(rows, devices, average, strategy_from(strategy), cluster)
+    return Call(rows, devices, switch(average, "average"), strategy_from(strategy), cluster)
 
 
 def checked_layout(
-    call: Call, names: Optional[Sequence[str]] = None, owned: Optional[OwnedBytes] = None
+    call: Call,
+    names: Optional[Sequence[str]] = None,
+    variable_bytes: Optional[Sequence[int]] = None,
 ) -> Layout:
     """Return the layout of K rows of N gradients; no op is added.
 
-    ``names`` are of the N variables, by default those of the gradients. With ``owned`` each
+    ``names`` are of the N variables, by default those of the gradients. With their bytes each
     variable has one root.
 
     Raises: as :func:`allreduce_grads`.
     """
-    # Compare the K gradients of each variable: their dtype, their shape, dense or sparse.
-    check_average(call.average)
-    check_cluster(call.cluster)
     chosen = chosen_for(call)
     strategy = chosen.strategy or call.strategy
-    # Hosts have different rows, and a collective needs equal shapes, so rows become dense.
+    # Hosts have different slices, and a collective needs equal shapes, so slices become dense.
     if call.hosts > 1:
         strategy = replace(strategy, sparse="dense")
-    columns = checked_columns(call.rows, call.devices, call.average, strategy, names)  # N
-
+    call = call._replace(strategy=strategy)
+    # Compare the K gradients of each variable: their dtype, their shape, dense or sparse.
+    columns = checked_columns(call, names)  # N
     # Decide which gradients share a chunk, and by which moves each chunk travels.
-    layout = lay_out(
-        columns,
-        call.devices,
-        strategy,
-        average=bool(call.average),
-        cluster=call.cluster,
-        owned=owned,
-    )
-    return layout._replace(substitute=chosen)
+    return lay_out(call, columns, variable_bytes)._replace(substitute=chosen)

@@ -16,20 +16,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, List, Optional, Sequence
 
-import tensorflow as tf
-
 from ..compat import forget_colocation, tf1
+from ..formatting import count
 from ..planning.chunks import Chunk
 from ..planning.plan import copies, moves_to, reductions, run
 from ..planning.strategy import Strategy
 from .columns import column_of
 from .layout import Layout, lay_out
-from .lead import Edge, limit_lead
-from .names import check_scope
+from .lead import limit_lead
 from .packing import Packing
-from .record import describe, log_once, record
+from .record import record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
-from .sparse import RowSum, gradients
+from .sparse import SliceSum, gradient_of
+from .substitution import Call
 from .sums import Context, Sum
 
 Rows = List[List[Any]]  # K×N tensors; None where a collective brings none
@@ -82,7 +81,8 @@ def broadcast(
     down_a_tree = Strategy(
         algorithm="tree", main=0, chunk_bytes=like.chunk_bytes, chunks=like.chunks, edges=False
     )
-    return all_gather(tensors, lay_out(columns, devices, down_a_tree, whole=True), name)
+    call = Call((), tuple(devices), False, down_a_tree)
+    return all_gather(tensors, lay_out(call, columns, whole=True), name)
 
 
 # ---- the movement --------------------------------------------------------------------------------
@@ -90,12 +90,12 @@ def broadcast(
 
 def _reduced(layout: Layout, scope: str) -> Rows:
     """Return K rows of N reduced gradients, as far as the layout's schedules bring them."""
-    check_scope(scope)
     # Hosts compare these lines before the first step, because a collective waits for ever if they
     # have built different sums.
     if layout.cluster is not None:
         kinds = [(column.name, column.dtype, column.shape) for column in layout.columns]
-        settings = {"average": layout.average, "layout": layout.fingerprint}
+        plan = f"{layout.plan.algorithm}, {count(len(layout.chunks), 'chunk')}, {layout.digest}"
+        settings = {"average": layout.average, "layout": plan}
         layout.cluster.ops.announce(scope, len(layout.devices), kinds, settings)
     chosen = layout.substitute
     if chosen.reduce is not None:
@@ -103,7 +103,12 @@ def _reduced(layout: Layout, scope: str) -> Rows:
     else:
         context = Context(layout)
         sums = [_sum_of(chunk, layout, context) for chunk in layout.chunks]  # C
-        rows = _moved(partial(gradients, layout), sums, context, scope)
+        rows = _moved(
+            lambda tower: [gradient_of(column, tower, layout.devices) for column in layout.columns],
+            sums,
+            context,
+            scope,
+        )
     return list(map(list, rows if chosen.then is None else chosen.then(rows)))
 
 
@@ -130,17 +135,11 @@ def _moved(
             moved.append(run(chunk.schedule, tensors, ops))
 
         # A tower's backward pass waits for its earlier sums, as `lead` says.
-        description = describe(layout)
-        edges: Sequence[Edge] = ()
+        edges = None
         if layout.has_edges:
             totals = [tensors[chunk.root] for chunk, tensors in zip(layout.chunks, moved)]
-            edges, said = limit_lead(layout.columns, layout.chunks, totals)
-            description = f"{description}; {said}"
-        if any(reductions(chunk.schedule) for chunk in layout.chunks):
-            # Eagerly each step is a call, and may have other numbers of rows.
-            is_eager = tf.executing_eagerly()
-            log_once(description.partition(";")[0] if is_eager else description)
-        record(scope, layout, packed, moved, description, edges)
+            edges = limit_lead(layout.columns, layout.chunks, totals)
+        record(scope, layout, packed, moved, edges)
 
         # Unpack each tower's chunks into its tensors, in their dtypes and shapes.
         rows: Rows = []
@@ -162,4 +161,4 @@ def _sum_of(chunk: Chunk, layout: Layout, context: Context) -> Sum:
     total = Sum(tensor, context)
     if column.wire in NARROW_DTYPES and context.contributions > 1:
         total = SixteenBitSum(tensor, context, column.wire, column.dtype)
-    return RowSum(chunk.name, context, column, total) if column.is_sparse else total
+    return SliceSum(chunk.name, context, column, total) if column.is_sparse else total

@@ -11,31 +11,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph
+from ..compat import SUMMABLE_DTYPES, in_current_graph
 from ..errors import HierAllreduceError
-from ..formatting import count
 from ..planning.chunks import GradientSize
-from ..planning.strategy import Strategy
-from .devices import any_on_gpu
 from .names import names_of_gradients, where
+from .substitution import Call
 
 Where = Callable[[int], str]  # a tower's words at the beginning of an error
 
 # Only these dtypes are packed, because concat has GPU kernels for them.
 _PACKABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-# Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them.
-# A dtype without AddN can be added only in pairs. Not even a chain of pairs helps, because
-# Grappler, TensorFlow's graph optimizer, makes an AddN of the chain.
-_FEW_GPU_KERNELS = {
-    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint64"), ("AddN", "UnsortedSegmentSum")),
-    **dict.fromkeys(("int64", "uint32"), ("UnsortedSegmentSum",)),
-}
 
 
 class Column(NamedTuple):
@@ -53,11 +43,6 @@ class Column(NamedTuple):
     def present(self) -> List[Any]:
         """The gradients of the towers that have one."""
         return [grad for grad in self.grads if grad is not None]
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the shape of each gradient is known before the step runs."""
-        return all(static_shape(grad).is_fully_defined() for grad in self.present)
 
 
 def column_of(
@@ -82,44 +67,44 @@ def column_of(
     elements = shape.num_elements() if is_known else None
     itemsize = tf.as_dtype(sent or "float32").size
     size = GradientSize(elements, itemsize, dtype, dtype in _PACKABLE)
-    is_sparse = have_rows_only(present) and sparse != "dense"
+    is_sparse = have_slices_only(present) and sparse != "dense"
     if is_sparse and sparse == "auto" and len(grads) > 1:
         is_sparse = not _can_exceed_dense(present, shape, itemsize)
     if is_sparse:
-        size = _size_of_rows(present, shape, sent)
+        size = _size_of_slices(present, shape, itemsize)
     return Column(name, tuple(grads), dtype, shape, sent, is_sparse, size)
 
 
-def have_rows_only(present: Sequence[Any]) -> bool:
+def have_slices_only(present: Sequence[Any]) -> bool:
     """Return whether all gradients, at least one, are ``tf.IndexedSlices``."""
     return bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
 
 
-def _row_counts(present: Sequence[Any]) -> List[Optional[int]]:
-    """Return the number of rows in each sparse gradient; None where only the step will know."""
-    return [grad.values.shape[:1].num_elements() for grad in present]
+def _known_slices(present: Sequence[Any]) -> List[int]:
+    """Return the numbers of slices in sparse gradients, as far as they are known."""
+    numbers = [grad.values.shape[:1].num_elements() for grad in present]
+    return [number for number in numbers if number is not None]
 
 
 def _can_exceed_dense(present: Sequence[Any], shape: tf.TensorShape, itemsize: int) -> bool:
-    """Return whether the rows of all towers can be more bytes than the dense gradient.
+    """Return whether the slices of all towers can be more bytes than the dense gradient.
 
     They count as far as their number is known before the step runs. Without a width the indices do
     not count.
     """
-    height, width = shape[:1].num_elements(), shape[1:].num_elements()
+    height = shape[:1].num_elements()
+    width = shape[1:].num_elements()
     if height is None:
         return False
-    rows = sum(count for count in _row_counts(present) if count is not None)
-    row_bytes = itemsize * (1 if width is None else width)
-    index_bytes = 0 if width is None else tf.int64.size
-    return bool(rows * (row_bytes + index_bytes) > height * row_bytes)
+    dense = itemsize * (1 if width is None else width)
+    sparse = dense + (0 if width is None else tf.int64.size)
+    return bool(sum(_known_slices(present)) * sparse > height * dense)
 
 
-def _size_of_rows(present: Sequence[Any], shape: tf.TensorShape, sent: str) -> GradientSize:
-    """Return the size of a sum of sparse gradients: at most the rows of all towers."""
+def _size_of_slices(present: Sequence[Any], shape: tf.TensorShape, itemsize: int) -> GradientSize:
+    """Return the size of a sum of sparse gradients: at most the slices of all towers."""
     # It is less if towers have the same index.
-    itemsize = tf.as_dtype(sent).size
-    known = [count for count in _row_counts(present) if count is not None]
+    known = _known_slices(present)
     width = shape[1:].num_elements()
     dtype = dtype_of(present[0])
     if len(known) < len(present) or width is None:
@@ -153,13 +138,7 @@ def fits(grad: Any, wanted: Any) -> bool:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def checked_columns(
-    rows: Sequence[Sequence[Any]],
-    devices: Sequence[Any],
-    average: bool,
-    strategy: Strategy,
-    names: Optional[Sequence[str]] = None,
-) -> List[Column]:
+def checked_columns(call: Call, names: Optional[Sequence[str]] = None) -> List[Column]:
     """Return the N columns of K×N gradients, by the user's choices.
 
     ``names`` are of the N variables; by default those of the gradients.
@@ -167,45 +146,25 @@ def checked_columns(
     Raises:
         HierAllreduceError: some entry cannot be added up.
     """
-    names = names_of_gradients(rows) if names is None else names
-    on_gpus = any_on_gpu(devices)
     columns = []
-    for variable, grads in enumerate(zip(*rows)):
-        place = partial(where, devices=devices, variable=variable, name=names[variable])
-        column = _checked_column(names[variable], grads, average, strategy, place)
-        # Slices that become dense must tell their variable's height, because nothing else does.
-        slices = {k: grad for k, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
-        shapeless = [tower for tower, grad in slices.items() if grad.dense_shape is None]
-        has_height = column.is_sparse or column.shape[:1].is_fully_defined()
-        if shapeless and not has_height:
-            raise HierAllreduceError(
-                f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made"
-                " dense; give dense_shape"
-            )
-        fault = _fault_on_gpus(column) if on_gpus else ""
-        if fault:
-            raise HierAllreduceError(f"{place(0)}: {fault}")
-        columns.append(column)
+    names = names_of_gradients(call.rows) if names is None else names
+    for n, (name, grads) in enumerate(zip(names, zip(*call.rows))):
+        place = partial(where, devices=call.devices, variable=n, name=name)
+        columns.append(_checked_column(call, name, grads, place))
     return columns
 
 
-def _checked_column(
-    name: str, grads: Sequence[Any], average: bool, strategy: Strategy, place: Where
-) -> Column:
+def _checked_column(call: Call, name: str, grads: Sequence[Any], place: Where) -> Column:
     """Return a column whose gradients can be added up by the user's choices."""
     grad_by_tower = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
-    index_by_tower = {}
     for tower, grad in grad_by_tower.items():
         fault = _fault(grad)
         if fault:
             raise HierAllreduceError(f"{place(tower)}: {fault}")
-        if isinstance(grad, tf.IndexedSlices):
-            index_by_tower[tower] = dtype_of(grad.indices)
     dtype_by_tower = {tower: dtype_of(grad) for tower, grad in grad_by_tower.items()}
     _check_equal("dtype", dtype_by_tower, "cast to one dtype", place)
-    _check_equal("dtype of the indices", index_by_tower, "cast them to one dtype", place)
     try:
-        column = column_of(name, grads, strategy.sparse, strategy.wire_dtype)
+        column = column_of(name, grads, call.strategy.sparse, call.strategy.wire_dtype)
     except ValueError:
         shape_by_tower = {tower: static_shape(grad) for tower, grad in grad_by_tower.items()}
         advice = (
@@ -214,14 +173,22 @@ def _checked_column(
         )
         _check_equal("shape", shape_by_tower, advice, place)
         raise
-    if average and column.dtype and tf.as_dtype(column.dtype).is_integer:
+    if call.average and column.dtype and tf.as_dtype(column.dtype).is_integer:
         fault = f"{column.dtype} has no exact mean; average=False sums it, or cast it to float"
         raise HierAllreduceError(f"{place(min(grad_by_tower))}: {fault}")
     missing = [tower for tower, grad in enumerate(grads) if grad is None]
-    if grad_by_tower and missing and strategy.missing == "error":
+    if grad_by_tower and missing and call.strategy.missing == "error":
         raise HierAllreduceError(
             f"{place(missing[0])}: the gradient is None on towers {missing} but not on the others;"
             " give it on every tower or on none, or choose missing='zeros'"
+        )
+    # Slices that become dense must tell their variable's height, because nothing else does.
+    slices = {k: grad for k, grad in grad_by_tower.items() if isinstance(grad, tf.IndexedSlices)}
+    shapeless = [tower for tower, grad in slices.items() if grad.dense_shape is None]
+    if shapeless and not column.is_sparse and not column.shape[:1].is_fully_defined():
+        raise HierAllreduceError(
+            f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made"
+            " dense; give dense_shape"
         )
     return column
 
@@ -229,11 +196,10 @@ def _checked_column(
 def _fault(grad: Any) -> str:
     """Return why a gradient cannot be added up; "" if it can."""
     is_sparse = isinstance(grad, tf.IndexedSlices)
-    tensors = {"values": grad.values, "indices": grad.indices} if is_sparse else {"": grad}
-    for component, tensor in tensors.items():
+    for tensor in (grad.values, grad.indices) if is_sparse else (grad,):
         if not isinstance(tensor, tf.Tensor):
-            within = f" of tensors, not with {component} that are" if component else ", not"
-            return f"expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__}"
+            given = type(tensor).__name__
+            return f"expected a tf.Tensor, or tf.IndexedSlices of tensors, not {given}"
         if not in_current_graph(tensor):
             return (
                 f"{grad!r} does not belong to the graph that is being built; call this inside"
@@ -245,32 +211,11 @@ def _fault(grad: Any) -> str:
             f"{dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
             f" {summable}"
         )
-    # Sums of rows have a height that only the step knows, so TensorFlow would fail there.
+    # Sums of slices have a height that only the step knows, so TensorFlow would fail there.
     if is_sparse and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
         return (
             f"IndexedSlices with values of shape {grad.values.shape} and indices of shape"
-            f" {grad.indices.shape}; expected one index for each row of the values"
-        )
-    return ""
-
-
-def _fault_on_gpus(column: Column) -> str:
-    """Return why GPUs cannot add up a column: TensorFlow lacks a kernel; "" if they can."""
-    # Rows of one tower travel as they are, so nothing is added up.
-    if column.dtype not in _FEW_GPU_KERNELS or (column.is_sparse and len(column.grads) == 1):
-        return ""
-    # Two tensors are added by tf.add, but only where their shape is known.
-    fewest = 2 if column.is_known and column.dtype not in DTYPES_WITHOUT_ADD else 1
-    if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > fewest:
-        unknown = "" if column.is_known else ", in a shape that is known only when the step runs,"
-        return (
-            f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')}{unknown} on"
-            " CPU devices only; cast it to int32 or int64"
-        )
-    if any(isinstance(grad, tf.IndexedSlices) for grad in column.grads):
-        return (
-            f"TensorFlow adds up rows of {column.dtype} on CPU devices only; cast them to int32 or"
-            " a float"
+            f" {grad.indices.shape}; expected one index for each slice of the values"
         )
     return ""
 
@@ -278,13 +223,10 @@ def _fault_on_gpus(column: Column) -> str:
 def _check_equal(
     attribute: str, attribute_by_tower: Dict[int, Any], advice: str, place: Where
 ) -> None:
-    """Check that all towers have one dtype, or shape; an error names the first uncommon one."""
-    counts = Counter(map(str, attribute_by_tower.values()))
-    if len(counts) < 2:
-        return
-    # Where most towers agree, the one that does not is at fault.
-    usual = counts.most_common(1)[0][0]
-    uncommon = [tower for tower in attribute_by_tower if str(attribute_by_tower[tower]) != usual]
-    listed = ", ".join(f"tower {tower}: {held}" for tower, held in attribute_by_tower.items())
-    fault = f"the {attribute} differs between towers ({listed}); {advice}"
-    raise HierAllreduceError(f"{place(uncommon[0])}: {fault}")
+    """Check that all towers have the dtype, or shape, of the first one."""
+    usual = set(map(str, list(attribute_by_tower.values())[:1]))
+    for tower, attribute_there in attribute_by_tower.items():
+        if str(attribute_there) not in usual:
+            listed = ", ".join(f"tower {k}: {held}" for k, held in attribute_by_tower.items())
+            fault = f"the {attribute} differs between towers ({listed}); {advice}"
+            raise HierAllreduceError(f"{place(tower)}: {fault}")

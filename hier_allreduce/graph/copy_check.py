@@ -10,25 +10,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, List, Tuple
 
-import numpy as np
 import tensorflow as tf
 
+from ..cluster.collectives import fingerprint
 from ..cluster.session import fetched_ops
 from ..compat import forget_colocation, tf1
 from ..errors import HierAllreduceError
-from ..formatting import count
 from ..graphs import needed_by
 from ..planning.plan import copies
 from .names import where
 from .record import AllReduce, SentTensor, all_reduces
 
 _SCOPE = "hier_allreduce_copy_check"
-_ADVICE = (
-    "A link, a memory or a GPU changes bits: run `hier-allreduce doctor --copies`, put the GPU into"
-    " another slot, or avoid the link with Strategy(groups=…)"
-)
 
 
 class CopyCheck:
@@ -44,86 +39,31 @@ class CopyCheck:
             together with the step.
     """
 
-    def __init__(self, sent: Sequence[Tuple[AllReduce, SentTensor]]):
-        self._sent = sent
-        self._equal = 0  # the comparisons so far that found no difference
-        self._graph = tf1.get_default_graph()
-        self._constants: Dict[Any, Any] = {}  # by device; chunks share them, because they are many
-        self.fingerprints = [self._of(built, tensor) for built, tensor in sent]
+    def __init__(self, fetches: Any = None):
+        self._sent = _sent_by(fetches)
+        self.fingerprints = [_fingerprints_of(built, sent) for built, sent in self._sent]
 
-    def compare(self, fingerprints: Any, step: int, session: Any = None) -> None:
+    def compare(self, fingerprints: Any, step: int) -> None:
         """Compare the values that a step gave for :attr:`fingerprints`.
 
         Args:
             fingerprints: the values.
             step: the number of the step, for the error.
-            session: the session. With it hosts are compared, too, if the step has sums over them;
-                all of them have to call this in the same steps.
 
         Raises:
-            HierAllreduceError: a copy has other bits than its source, or hosts have other sums of
-                one chunk. The message names the step, the chunk, its variables, and the towers.
+            HierAllreduceError: a copy has other bits than its source. The message names the step,
+                the towers, the chunk and its variables.
         """
-        own = np.concatenate(list(map(np.array, fingerprints)))
-        has_hosts = any(built.hosts > 1 for built, _ in self._sent)
-        of_hosts = session.table(own) if session is not None and has_hosts else [own]
-        ends = np.cumsum([len(built.devices) for built, _ in self._sent])[:-1]
-        tables = [np.split(line, ends) for line in of_hosts]  # M × K of each host
-        faults = list(self._faults(tables))
-        if faults:
-            more = f", and {count(len(faults) - 1, 'more difference')}" if faults[1:] else ""
-            raise HierAllreduceError(
-                f"step {step}: {faults[0]}{more}; {count(self._equal, 'checked step')} before had"
-                f" no difference. {_ADVICE}"
-            )
-        self._equal += 1
-
-    def _faults(self, tables: Sequence[Any]) -> Iterator[str]:
-        """Yield a line for each copy, and each sum of several hosts, that has other bits."""
-        for (built, sent), *of_hosts in zip(self._sent, *tables):
-            chunk = f"{built.scope}{sent}"
-            for host, bits in enumerate(of_hosts):
-                on_host = f" on host {host}" if tables[1:] else ""
-                moves = copies(sent.schedule)
-                for src, dst in (move for move in moves if bits[move.src] != bits[move.dst]):
-                    link = f"{where(src, built.devices)} to {where(dst, built.devices)}{on_host}"
-                    yield f"the copy from {link} has other bits: {chunk}"
-                if built.hosts > 1 and bits[sent.root] != of_hosts[0][sent.root]:
-                    yield f"hosts 0 and {host} have other bits of one sum: {chunk}"
-
-    def _of(self, built: AllReduce, sent: SentTensor) -> Any:
-        """Return K int64 of a sent tensor, 0 where it is not; what the graph has already stays."""
-        name = f"{_SCOPE}/{built.scope}{sent.name}"
-        with contextlib.suppress(KeyError):
-            return self._graph.get_tensor_by_name(f"{name}/of_towers:0")
-        if self._graph.finalized:
-            raise HierAllreduceError(
-                "the graph is finalized, and comparing copies needs new ops: call copy_check before"
-            )
-        with forget_colocation(), tf1.control_dependencies(None), tf1.name_scope(f"{name}/"):
-            eight_bytes = [self._of_tower(*at) for at in zip(built.devices, sent.held)]
-            with tf1.device("/cpu:0"):
-                return tf.bitcast(tf.concat(eight_bytes, 0), tf.int64, name="of_towers")
-
-    def _of_tower(self, device: Any, held: str) -> Any:
-        if not held:
-            return self._constant("/cpu:0", [[0] * 8], tf.uint8)
-        # What the tower got is read there. Grappler may prune the copy, which is an identity, and
-        # would then let a reader elsewhere have the source. A shape that it cannot read stays.
-        shape = self._constant(device, [1, -1], tf.int32)
-        method = self._constant("/cpu:0", "farmhash64", tf.string)
-        with tf1.device(device):
-            row = tf.reshape(self._graph.get_tensor_by_name(held), shape)
-        with tf1.device("/cpu:0"):
-            return tf.raw_ops.Fingerprint(data=row, method=method)
-
-    def _constant(self, device: Any, value: Any, dtype: Any) -> Any:
-        key = device, dtype
-        if key not in self._constants:
-            with tf1.device(device):
-                constant = tf.constant(value, dtype)
-                self._constants[key] = tf1.placeholder_with_default(constant, constant.shape)
-        return self._constants[key]
+        for (built, sent), bits in zip(self._sent, fingerprints):
+            for src, dst in copies(sent.schedule):
+                if bits[src] != bits[dst]:
+                    link = f"{where(src, built.devices)} to {where(dst, built.devices)}"
+                    raise HierAllreduceError(
+                        f"step {step}: the copy from {link} has other bits: {built.scope}{sent}. A"
+                        " link, a memory or a GPU changes bits: run `hier-allreduce doctor"
+                        " --copies`, put the GPU into another slot, or avoid the link with"
+                        " Strategy(groups=…)"
+                    )
 
 
 def copy_check(fetches: Any = None) -> CopyCheck:
@@ -145,10 +85,9 @@ def copy_check(fetches: Any = None) -> CopyCheck:
             of a ``tf.function``, which then returns ``fingerprints``.
 
     Raises:
-        HierAllreduceError: nothing that the step runs is copied from tower to tower; or the graph
-            is finalized, and has no ops for this yet.
+        HierAllreduceError: nothing that the step runs is copied from tower to tower.
     """
-    check = CopyCheck(sent_by(fetches))
+    check = CopyCheck(fetches)
     if not check.fingerprints:
         raise HierAllreduceError(
             "copy_check: no all-reduce that these fetches need was built in the current graph; call"
@@ -157,8 +96,8 @@ def copy_check(fetches: Any = None) -> CopyCheck:
     return check
 
 
-def sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
-    """Return what is copied, or added up over hosts, by a step; None stands for any step."""
+def _sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
+    """Return what is copied by a step; None stands for any step."""
     graph = tf1.get_default_graph()
     needed = None if fetches is None else needed_by(fetched_ops(graph, fetches))
     sent = []
@@ -167,8 +106,25 @@ def sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
             ops = [graph.get_tensor_by_name(name).op for name in filter(None, tensor.held)]
             # A step that leaves out some copies runs on without them, and so this tensor is too.
             is_whole = needed is None or needed.issuperset(ops)
-            is_sent = copies(tensor.schedule) or built.hosts > 1
             in_flow = any(op._get_control_flow_context() for op in ops)
-            if ops and is_sent and is_whole and not in_flow:
+            if copies(tensor.schedule) and is_whole and not in_flow:
                 sent.append((built, tensor))
     return sent
+
+
+def _fingerprints_of(built: AllReduce, sent: SentTensor) -> Any:
+    """Return K int64 of a sent tensor; what the graph has already stays."""
+    graph = tf1.get_default_graph()
+    name = f"{_SCOPE}/{built.scope}{sent.name}"
+    with contextlib.suppress(KeyError):
+        return graph.get_tensor_by_name(f"{name}/of_towers:0")
+    of_towers = []
+    with forget_colocation(), tf1.control_dependencies(None), tf1.name_scope(f"{name}/"):
+        for device, held in zip(built.devices, sent.held):
+            # What the tower got is read there, by an op that Grappler does not remove. It may prune
+            # the copy, which is an identity, and would then let a reader elsewhere have the source.
+            with tf1.device(device):
+                got = tf.expand_dims(graph.get_tensor_by_name(held), 0) if held else tf.zeros([])
+            of_towers.append(fingerprint(got))
+        with tf1.device("/cpu:0"):
+            return tf.stack(of_towers, name="of_towers")

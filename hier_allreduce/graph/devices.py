@@ -9,13 +9,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import builds_for_session, devices_of_eager_calls
+from ..compat import devices_of_eager_calls
 from ..errors import HierAllreduceError
-from ..formatting import count, warn
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -30,10 +29,10 @@ _SPLIT = "tf.config.set_logical_device_configuration splits a device into severa
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     """Return K values for ``tf.compat.v1.device``: strings, None, or, in graphs, device functions.
 
-    Two names of one device become equal strings. Towers that share a device get a warning.
+    Two names of one device become equal strings.
 
     Raises:
-        HierAllreduceError: an entry is not a device, or not a valid device name, or one of XLA's.
+        HierAllreduceError: an entry is not a device, or not a valid device name.
     """
     if not is_list(devices):
         raise HierAllreduceError(
@@ -49,40 +48,34 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
         spelling = getattr(device, "name", device)
         if hasattr(device, "to_string"):
             spelling = device.to_string()
-        # A text that TensorFlow cannot read is no device, nor is one with a number below 0.
+        # A text that TensorFlow cannot read is no device, nor is what is no text.
         try:
-            index = device_fields(spelling).device_index if isinstance(spelling, str) else -1
+            spelled = _spelled(spelling) if isinstance(spelling, str) else None
         except ValueError:
-            index = -1
-        if index is not None and index < 0:
+            spelled = None
+        if spelled is None:
             raise HierAllreduceError(f"tower {tower}: {device!r} is not a device; {_EXPECTED}")
-        if str(device_fields(spelling).device_type).startswith("XLA_"):
-            raise HierAllreduceError(
-                f"tower {tower}: {spelling} is a device of XLA, on which TensorFlow runs compiled"
-                " clusters only; name the device itself, such as '/gpu:0'"
-            )
-        strings.append(_spelled(spelling))
+        strings.append(spelled)
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
-    _warn_of_shared(strings)
     return tuple(strings)
 
 
 @lru_cache(maxsize=4096)
 def _spelled(device: str) -> str:
     """Return the one spelling of a device's name."""
-    job, replica, task, device_type, index = device_fields(device)
+    named = device_fields(device)
     # The job is dropped if it is this process, because a name without a job means that, too.
-    if job == "localhost":
-        job = replica = task = None
-    spec = tf.DeviceSpec(job=job, replica=replica, task=task)
-    if device_type is None:
+    spec = tf.DeviceSpec(job=named.job, replica=named.replica, task=named.task)
+    if named.job == "localhost":
+        spec = tf.DeviceSpec()
+    if named.device_type is None:
         return str(spec.to_string())
-    short = f"/device:{device_type}"
-    if device_type in ("CPU", "GPU"):
-        short = f"/{device_type.lower()}"
+    short = f"/device:{named.device_type}"
+    if named.device_type in ("CPU", "GPU"):
+        short = f"/{named.device_type.lower()}"
     # TensorFlow takes the first device of a type if there is no number.
-    return f"{spec.to_string()}{short}:{index or 0}"
+    return f"{spec.to_string()}{short}:{named.device_index or 0}"
 
 
 def check_existence(
@@ -103,45 +96,28 @@ def check_existence(
             )
 
 
-def _warn_of_shared(devices: Sequence[Any]) -> None:
-    """Warn of towers on one device, which gain nothing."""
-    # A job or a device function says nothing about the device itself.
-    known = [device for device in devices if _type_of(device)]
-    for device in dict.fromkeys(known):
-        if known.count(device) > 1:
-            warn(
-                f"{count(known.count(device), 'tower')} are on one device, {device}, and wait for"
-                " each other; name another device for each tower"
-            )
-
-
 def is_list(written: Any) -> bool:
     """Return whether something may hold one entry for each tower: it has an order and parts."""
     parts_of_one = (str, bytes, set, frozenset, tf.Tensor, tf.Variable)
     return hasattr(written, "__iter__") and not isinstance(written, parts_of_one)
 
 
-class DeviceFields(NamedTuple):
-    """What the name of a device says; a field that it leaves out is None."""
+@lru_cache(maxsize=4096)
+def device_fields(device: Optional[str]) -> Any:
+    """Return what the name of a device says, as a ``tf.DeviceSpec``; what it leaves out is None."""
+    return tf.DeviceSpec.from_string(device or "")
 
-    job: Optional[str]
-    replica: Optional[int]
-    task: Optional[int]
-    device_type: Optional[str]
-    device_index: Optional[int]
+
+def _said(device: Optional[str]) -> Tuple[Any, ...]:
+    spec = device_fields(device)
+    return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 
 
 @lru_cache(maxsize=4096)
-def device_fields(device: Optional[str]) -> DeviceFields:
-    """Return the fields of a device's name."""
-    spec = tf.DeviceSpec.from_string(device or "")
-    return DeviceFields(spec.job, spec.replica, spec.task, spec.device_type, spec.device_index)
-
-
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     """Return whether two names may mean one device: either may leave out the job, or more."""
     # A field that a name leaves out matches any.
-    for field, wanted_field in zip(device_fields(device), device_fields(wanted)):
+    for field, wanted_field in zip(_said(device), _said(wanted)):
         if None not in (field, wanted_field) and field != wanted_field:
             return False
     return True
@@ -158,12 +134,8 @@ def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
     Of several names that may mean it, such as ``""`` and ``"/cpu:1"``, the one that says most
     counts.
     """
-
-    def said(tower: int) -> int:
-        return sum(field is not None for field in device_fields(devices[tower]))
-
     towers = [tower for tower, wanted in enumerate(devices) if devices_match(device, wanted)]
-    return max(towers, key=said, default=None)
+    return min(towers, key=lambda tower: _said(devices[tower]).count(None), default=None)
 
 
 def is_gpu(device: Any) -> bool:
@@ -191,22 +163,7 @@ def hosts_of(cluster: Optional[Cluster]) -> int:
     return 1 if cluster is None else cluster.size
 
 
-def session_with(devices: Sequence[Any], hosts: int) -> str:
-    """Return which session has K devices; "" if any session has them, or none is needed."""
-    if not builds_for_session():
-        return ""
-    if hosts > 1:
-        return "cluster.session()"
-    # A session has one CPU device unless it asks for more, but all GPUs.
-    needed = cpus_named_by(devices)
-    return f'a session with device_count={{"CPU": {needed}}}' if needed > 1 else ""
-
-
 def cpus_named_by(devices: Sequence[Any]) -> int:
     """Return how many CPU devices this process needs to have all that K towers name."""
-    cpus = []
-    for device in devices:
-        fields = device_fields(device if isinstance(device, str) else "")
-        if fields.job is None and fields.device_type == "CPU":
-            cpus.append((fields.device_index or 0) + 1)
-    return max(cpus, default=0)
+    cpus = [device_fields(device) for device in devices if _type_of(device) == "CPU"]
+    return max([(cpu.device_index or 0) + 1 for cpu in cpus if cpu.job is None], default=0)

@@ -10,20 +10,17 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import tensorflow as tf
-
 from ..compat import is_eager
-from ..formatting import count
 from ..graphs import needed_by, sources
-from ..planning.chunks import Chunk, OwnedBytes, chunks_of
+from ..planning.chunks import Chunk, chunks_of
 from ..planning.plan import Plan, Schedule, is_direct
 from ..planning.schedules import scheduled
-from ..planning.strategy import Strategy, plan_for
+from ..planning.strategy import plan_for
 from .columns import Column
 from .devices import all_on_cpu, hosts_of
 from .lead import takes_edges
 from .names import op_names
-from .substitution import Substitute
+from .substitution import Call, Substitute
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -46,11 +43,6 @@ class Layout(NamedTuple):
     substitute: Substitute = Substitute()  # what is built instead, in a program that is measured
 
     @property
-    def fingerprint(self) -> str:
-        """A text that differs between hosts with different plans; names do not count."""
-        return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {self.digest}"
-
-    @property
     def digest(self) -> str:
         """A text that differs between plans of other chunks, moves, dtypes or edges."""
         # Hosts compare the names one by one, so that an error can tell which of them differ.
@@ -70,7 +62,10 @@ class Layout(NamedTuple):
 
     def roots(self) -> Dict[int, int]:
         """Return the tower that has each variable's sum first; all gradients must be whole."""
-        return {span.gradient: chunk.root for chunk in self.chunks for span in chunk.ranges}
+        roots: Dict[int, int] = {}
+        for chunk in self.chunks:
+            roots.update((span.gradient, chunk.root) for span in chunk.ranges)
+        return roots
 
     def with_schedules(self, schedule_of: Callable[[Schedule], Schedule]) -> Layout:
         """Return a layout whose chunks take other schedules, which a function makes of theirs."""
@@ -79,34 +74,31 @@ class Layout(NamedTuple):
 
 
 def lay_out(
+    call: Call,
     columns: Sequence[Column],
-    devices: Sequence[Any],
-    strategy: Strategy,
-    *,
-    average: bool = False,
-    cluster: Optional[Cluster] = None,
-    owned: Optional[OwnedBytes] = None,
+    variable_bytes: Optional[Sequence[int]] = None,
     whole: bool = False,
 ) -> Layout:
-    """Return the layout of N columns.
+    """Return the layout of the N columns of a call.
 
-    With ``whole`` each variable has one root. With ``owned`` it has, too, and the roots have about
-    equal bytes.
+    With ``whole`` each variable has one root. With the bytes of N variables it has, too, and the
+    roots have about equal bytes.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's moves do not fit K towers.
     """
+    strategy = call.strategy
     sizes = [column.size for column in columns]  # N
-    plan = plan_for(strategy, len(devices), all_on_cpu(devices))
+    plan = plan_for(strategy, len(call.devices), all_on_cpu(call.devices))
     # On a lone tower nothing travels, so nothing is packed or cut.
-    if len(devices) * hosts_of(cluster) == 1:
+    if len(call.devices) * call.hosts == 1:
         plan = plan._replace(chunk_bytes=0)
     # A small model would fit into one chunk, and all roots but one would have nothing to update.
     # So no chunk is larger than a root's share.
-    if owned is not None and strategy.chunk_bytes is None:
-        share = max(sum(owned.variables) // len(devices), _LEAST_SHARE)
+    if variable_bytes is not None and strategy.chunk_bytes is None:
+        share = max(sum(variable_bytes) // len(call.devices), _LEAST_SHARE)
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, share))
-    plan = plan._replace(whole=plan.whole or whole or owned is not None)
+    plan = plan._replace(whole=plan.whole or whole or variable_bytes is not None)
     chunks = chunks_of(sizes, plan, ready_order(columns))
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
@@ -116,16 +108,16 @@ def lay_out(
         ending = ".packed" if len(chunk.ranges) > 1 else ""
         variables.append(columns[chunk.first].name + ending)
     named = []
-    for chunk, name in zip(scheduled(chunks, plan, owned), op_names(variables)):
+    for chunk, name in zip(scheduled(chunks, plan, variable_bytes), op_names(variables)):
         named.append(chunk._replace(name=name))
 
     # A sum of sums comes too late for the pass, an edge needs a chunk between two others, and
     # gradients that are not packed travel in the order of their variables.
     are_direct = [is_direct(chunk.schedule) for chunk in named]
     has_between = plan.chunk_bytes > 0 and len(named) > 2
-    may_have_edges = strategy.edges and hosts_of(cluster) == 1 and has_between
-    has_edges = may_have_edges and any(are_direct) and takes_edges(columns, devices)
-    return Layout(columns, tuple(devices), average, cluster, plan, named, has_edges)
+    may_have_edges = strategy.edges and call.hosts == 1 and has_between
+    has_edges = may_have_edges and any(are_direct) and takes_edges(columns, call.devices)
+    return Layout(columns, call.devices, call.average, call.cluster, plan, named, has_edges)
 
 
 def ready_order(columns: Sequence[Column]) -> List[int]:
@@ -137,10 +129,9 @@ def ready_order(columns: Sequence[Column]) -> List[int]:
     last_first = list(range(len(columns)))[::-1]
     end_by_column = {}
     for n in last_first:
-        grad = next((grad for grad in columns[n].grads if grad is not None), None)
-        tensor = grad.values if isinstance(grad, tf.IndexedSlices) else grad
-        if tensor is not None and not is_eager(tensor):
-            end_by_column[n] = tensor.op
+        for grad in columns[n].present[:1]:
+            if not is_eager(grad):
+                end_by_column[n] = grad.op
     # Ops are numbered as they were made, behind all that they read. Only in loops is one made
     # earlier, and it goes on to an op that has its number.
     needed = needed_by(end_by_column.values())

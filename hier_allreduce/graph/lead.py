@@ -45,7 +45,6 @@ from typing import Any, DefaultDict, Dict, List, Sequence, Set, Tuple
 import tensorflow as tf
 
 from ..compat import add_control_edge, is_of_function, orders_effects, tf1
-from ..formatting import count
 from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk
 from .columns import Column
@@ -92,7 +91,7 @@ def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
 
 def limit_lead(
     columns: Sequence[Column], chunks: Sequence[Chunk], totals: Sequence[Any]
-) -> Tuple[List[Edge], str]:
+) -> List[Edge]:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
 
     Results do not change.
@@ -103,42 +102,42 @@ def limit_lead(
         totals: C complete sums, on the roots of the chunks.
 
     Returns:
-        The edges, and how many there are, in words.
+        The edges.
     """
-    # Number the ops of the backward pass by the first sum that needs them. Ops of the all-reduce
-    # get no number, because they follow the pass.
     ends = _ends_of(columns)
+    index_by_op = _first_sums(ends, totals)
+    starts = _starts(index_by_op, ends)
+
+    # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
+    # because the forward pass is among them.
+    ops_of_chunk = Counter(index for index in index_by_op.values() if index > 0)
+    done = list(accumulate(ops_of_chunk[index] for index in range(len(totals))))
+
+    # The first ops that are too far ahead of a sum wait for it, on the sum's tower. All later ops
+    # come behind them.
+    edges: List[Edge] = []
+    for chunk, total, done_so_far in zip(chunks, totals, done):
+        grad = columns[chunk.first].grads[chunk.root]
+        if grad is not None:
+            starts_there = starts[grad.device]
+            allowed = done_so_far + DISTANCE * done[-1]
+            too_far = [later for later in starts_there if done[later] > allowed]
+            for op in starts_there[min(too_far)] if too_far else ():
+                add_control_edge(total.op, op)
+                edges.append((total.op.name, op.name))
+    return edges
+
+
+def _first_sums(ends: Set[Any], totals: Sequence[Any]) -> Dict[Any, int]:
+    """Return the number of the first sum that needs an op, for each op of the passes."""
+    # Ops of the all-reduce get no number, because they follow the pass.
     of_pass = needed_by(ends)
     earlier = _earlier_effects(tf1.get_default_graph())
     index_by_op: Dict[Any, int] = {}
     for index, total in enumerate(totals):
-        new = needed_by([total.op], index_by_op, lambda op: sources(op) + earlier.get(op, []))
-        index_by_op.update(dict.fromkeys(new, index))
-    index_by_op = {op: index for op, index in index_by_op.items() if op in of_pass}
-    entering = _entering(index_by_op, {op.device for op in ends if any_on_gpu([op.device])})
-    if not entering:
-        return [], "no edges: all gradients are ready together"
-    starts = _starts(entering, index_by_op, ends)
-
-    # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
-    # because the forward pass is among them.
-    ops_of_chunk = Counter(index_by_op.values())
-    ops_of_chunk[0] = 0
-    done = list(accumulate(ops_of_chunk[index] for index in range(len(totals))))
-
-    # Let the first ops that are too far ahead of a sum wait for it, on the sum's tower. All later
-    # ops come behind them.
-    edges: List[Edge] = []
-    for index, (chunk, total) in enumerate(zip(chunks, totals)):
-        grad = columns[chunk.first].grads[chunk.root]
-        if grad is None:
-            continue
-        allowed = done[index] + DISTANCE * done[-1]
-        too_far = (ops for later, ops in starts[grad.device].items() if done[later] > allowed)
-        for op in next(too_far, []):
-            add_control_edge(total.op, op)
-            edges.append((total.op.name, op.name))
-    return edges, count(len(edges), "control edge")
+        needed = needed_by([total.op], index_by_op, lambda op: sources(op) + earlier.get(op, []))
+        index_by_op.update(dict.fromkeys(needed, index))
+    return {op: index for op, index in index_by_op.items() if op in of_pass}
 
 
 def may_have_session(graph: Any) -> bool:
@@ -176,37 +175,38 @@ def _earlier_effects(graph: Any) -> Dict[Any, List[Any]]:
 
 def _ends_of(columns: Sequence[Column]) -> Set[Any]:
     """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
-    return {grad.op for column in columns for grad in column.present}
+    ends: Set[Any] = set()
+    for column in columns:
+        ends.update(grad.op for grad in column.present)
+    return ends
 
 
-def _entering(index_by_op: Dict[Any, int], gpus: Set[str]) -> List[Any]:
-    """Return the ops on GPUs that go on from a chunk to a later one; the forward pass has none."""
-    # Sort the ops by chunk, and in a chunk as they were made, because TensorFlow lists the control
-    # inputs of an op in an order that differs between processes.
+def _starts(index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
+    """Return the ops that can hold the rest of a GPU's backward pass, by the chunk they enter."""
+    # The pass enters a chunk where an op on a GPU reads what an earlier chunk needs, too. The
+    # forward pass, in chunk 0, enters none. Sort the ops by chunk, and in a chunk as they were
+    # made, because TensorFlow lists the control inputs of an op in an order that differs between
+    # processes.
+    gpus = {op.device for op in ends if any_on_gpu([op.device])}
     place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
-    entering = []
+    left_by_op: Dict[Any, int] = {}  # the last chunk that it comes from, of each op that enters one
     for op in sorted(index_by_op, key=lambda op: (index_by_op[op], place_by_op[op])):
         indices = [index_by_op.get(src, 0) for src in sources(op)]
-        if op.device in gpus and any(0 < index < index_by_op[op] for index in indices):
-            entering.append(op)
-    return entering
+        left = max((index for index in indices if index < index_by_op[op]), default=0)
+        if left > 0 and op.device in gpus:
+            left_by_op[op] = left
 
-
-def _starts(entering: Sequence[Any], index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
-    """Return the ops that can hold the rest of a GPU's backward pass, by the chunk they enter."""
     # The pass goes on from an op that a later chunk needs too, and in the last chunk from what
     # comes latest. Another op only finishes a gradient, as clipping does, and holds nothing else.
-    goes_on = needed_by(src for op in entering for src in sources(op))
-    last = index_by_op[entering[-1]]
-    place_in_pass: Dict[Any, int] = {}
-    for op in entering:
-        indices = [index_by_op.get(src, 0) for src in sources(op)]
-        place_in_pass[op] = max(index for index in indices if index < index_by_op[op])
-    latest = max(place_in_pass[op] for op in entering if index_by_op[op] == last)
+    before: List[Any] = []
+    for op in left_by_op:
+        before += sources(op)
+    goes_on = needed_by(before)
+    latest = max(((index_by_op[op], left) for op, left in left_by_op.items()), default=None)
     starts: Starts = defaultdict(lambda: defaultdict(list))
-    for op in entering:
+    for op, left in left_by_op.items():
         index = index_by_op[op]
-        is_latest = index == last and place_in_pass[op] == latest and op not in ends
+        is_latest = (index, left) == latest and op not in ends
         # An op waits only if it reads no state, which an update may change, and is in no loop or
         # branch, which edges from outside do not enter.
         may_wait = not op.op_def.is_stateful and op._get_control_flow_context() is None

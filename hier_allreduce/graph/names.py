@@ -31,22 +31,11 @@ def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
     for variable, grads in enumerate(zip(*rows)):
         op_name = f"gradient{variable}"
         for grad in grads:
-            tensor = grad.values if isinstance(grad, tf.IndexedSlices) else grad
-            if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
-                op_name = str(tensor.op.name)
+            if isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not is_eager(grad):
+                op_name = str(grad.op.name)
                 break
         first_ops.append(op_name)
     return first_ops
-
-
-def check_scope(scope: str) -> None:
-    """Raise a HierAllreduceError if ``name=`` is not a name scope in both TensorFlows."""
-    is_scope = r"[A-Za-z0-9.]([A-Za-z0-9_./-]*[A-Za-z0-9_.-])?"
-    if not isinstance(scope, str) or not re.fullmatch(is_scope, scope):
-        raise HierAllreduceError(
-            f"name={scope!r} is not a name scope: expected letters, digits and any of ./_-, a"
-            " letter or digit first, and no / at the end, with which two all-reduces would share it"
-        )
 
 
 def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -> List[str]:
@@ -55,66 +44,55 @@ def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -
     Raises:
         HierAllreduceError: the towers list the same variables in different orders.
     """
-    rows = names_within_towers(variables)
+    full_names = [list(map(name_of, row)) for row in variables]
+    rows = []
+    for row, scope in zip(full_names, tower_scopes(full_names)):
+        rows.append([name_within(scope, full_name) for full_name in row])
     for tower, row in enumerate(rows):
-        orders: Sequence[Sequence[Any]] = (row, rows[0])
         made = ""
+        elsewhere = [n for n, name in enumerate(row) if name != rows[0][n]]
         # Without scopes the names of two towers differ. But one program makes all towers, so the
         # order in which each has made its variables tells which of them are copies.
         if sorted(row) != sorted(rows[0]):
-            orders = _orders_made(variables[tower], variables[0])
             made = ", which was made earlier or later among those of its shape"
-        for n, (here, on_tower_0) in enumerate(zip(*orders)):
-            if here != on_tower_0:
-                raise HierAllreduceError(
-                    f"{where(tower, devices, n, row[n])}: tower 0 has {rows[0][n]!r} there{made};"
-                    " list the variables in one order on every tower"
-                )
+            elsewhere = _made_elsewhere(variables[tower], variables[0])
+        if elsewhere:
+            n = elsewhere[0]
+            raise HierAllreduceError(
+                f"{where(tower, devices, n, row[n])}: tower 0 has {rows[0][n]!r} there{made};"
+                " list the variables in one order on every tower"
+            )
     return rows[0]
 
 
-def _orders_made(*rows: Sequence[Any]) -> List[List[int]]:
-    """Return of each variable its place among its row's variables of its shape, as they were made.
+def _made_elsewhere(row: Sequence[Any], row_of_tower_0: Sequence[Any]) -> List[int]:
+    """Return the numbers of the variables that two towers made in different orders.
 
-    A variable that the rows share is itself. Empty if rows have other shapes, of which an error
-    tells later, or variables of no graph, as of eager programs.
+    Only variables of one shape are compared, because the shapes of others tell them apart.
     """
     place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
-    places = []
-    for row in rows:
-        # A variable of Keras 3 has TensorFlow's in it.
-        inner = [var.value if hasattr(var, "path") else var for var in row]
-        places.append([place_by_op.get(getattr(var, "op", None)) for var in inner])
-    kinds = [[(var.dtype, str(var.shape)) for var in row] for row in rows]
-    if any(None in of_row for of_row in places) or kinds[0] != kinds[1]:
-        return [[], []]
-    shared = set.intersection(*(set(map(id, row)) for row in rows))
+    kinds = []
     orders = []
-    for row, of_row in zip(rows, places):
-        made: Counter = Counter()
-        order = list(map(id, row))
-        for _, n in sorted(zip(of_row, range(len(row)))):
-            if order[n] not in shared:
-                order[n] = made[kinds[0][n]]
-                made[kinds[0][n]] += 1
-        orders.append(order)
-    return orders
+    for own, other in ((row, row_of_tower_0), (row_of_tower_0, row)):
+        kinds.append([f"{var.dtype} {var.shape}" for var in own])
+        # A variable that both towers have is itself.
+        shared = set(map(id, other))
+        made = []
+        for n, var in enumerate(own):
+            # A variable of Keras 3 has TensorFlow's in it. Of eager variables no order is known.
+            op = getattr(var.value if hasattr(var, "path") else var, "op", None)
+            if id(var) not in shared:
+                made.append((kinds[-1][n], place_by_op.get(op, 0), n))
+        orders.append([n for _, _, n in sorted(made)])
+    # If shapes differ, a later error tells.
+    if kinds[0] != kinds[1]:
+        return []
+    return sorted(n for n, on_tower_0 in zip(*orders) if n != on_tower_0)
 
 
 def name_of(variable: Any) -> str:
     """Return a variable's name, or its path in Keras 3, where every kernel is called "kernel"."""
     return str(getattr(variable, "path", variable.name)).split(":")[0]
-
-
-def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
-    """Return the names of K rows of variables, without the towers' scopes."""
-    rows = []
-    for row in variables:
-        rows.append(list(map(name_of, row)))
-    within = []
-    for row, scope in zip(rows, tower_scopes(rows)):
-        within.append([name_within(scope, full_name) for full_name in row])
-    return within
 
 
 def name_within(scope: str, name: str) -> str:

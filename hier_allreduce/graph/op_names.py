@@ -10,10 +10,23 @@ from __future__ import annotations
 
 import re
 
-FLAT, CUT, PACK = "flat", "cut", "pack"  # a tower's gradient, on its way into chunks
-COLUMN, SENT, GATHER = "column", "sent", "gather"  # what is added up
-SUM, MEAN, ACROSS = "sum", "mean", "across"  # its sum, also over hosts
-COPY, UNPACK, JOINED, SHAPED = "copy", "unpack", "joined", "shaped"  # its way back
+# A tower's gradient, on its way into chunks.
+FLAT = "flat"
+CUT = "cut"
+PACK = "pack"
+# What is added up.
+COLUMN = "column"
+SENT = "sent"
+GATHER = "gather"
+# Its sum, also over hosts.
+SUM = "sum"
+MEAN = "mean"
+ACROSS = "across"
+# Its way back.
+COPY = "copy"
+UNPACK = "unpack"
+JOINED = "joined"
+SHAPED = "shaped"
 
 # Grappler adds numbers to names, and a sum over hosts is several ops.
 _OF_SUM = re.compile(rf"(^|[/_])({COLUMN}|{SENT}|{GATHER}|{SUM}|{MEAN})(_\d+)?$|/{ACROSS}/[^/]+$")

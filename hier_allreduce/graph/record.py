@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -16,8 +16,8 @@ from ..formatting import amount, count
 from ..graphs import memory_of
 from ..planning.chunks import Chunk
 from ..planning.plan import Schedule, reductions, root_of
-from .columns import have_rows_only
-from .devices import all_on_cpu, session_with, tower_at
+from .columns import have_slices_only
+from .devices import all_on_cpu, tower_at
 from .layout import Layout
 from .lead import Edge
 from .op_names import is_of_sum
@@ -39,7 +39,7 @@ class SentTensor(NamedTuple):
     schedule: Schedule  # the moves by which it travels: sums to its root, copies from there
     elements: Optional[int]  # of one copy; None where only the training step knows
     dtype: str  # in which it travels
-    is_rows: bool  # whether it is of a sparse gradient, and has as many elements at most
+    is_sparse: bool  # whether it is of a sparse gradient, and has as many elements at most
     copied: str  # the op whose tensor is copied as it is, without a sum; "" if there is none
     held: Tuple[str, ...] = ()  # the name of its tensor on each of K towers; "" where it is none
 
@@ -56,7 +56,7 @@ class SentTensor(NamedTuple):
     def __str__(self) -> str:
         variables = ", ".join(self.variables[:3]) + (", …" if len(self.variables) > 3 else "")
         size = "unknown size" if self.bytes is None else amount(self.bytes)
-        at_most = "≤ " if self.is_rows else ""
+        at_most = "≤ " if self.is_sparse else ""
         return f"{self.name}: {at_most}{size} in {self.dtype} on tower {self.root}: {variables}"
 
 
@@ -109,36 +109,36 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
 def _sent_of(
     layout: Layout, chunk: Chunk, at_root: Any, totals: Sequence[Any]
 ) -> Iterator[SentTensor]:
-    """Yield the tensors of a chunk: rows and their indices travel as two, called by the endings.
+    """Yield the tensors of a chunk: values and indices of slices travel as two.
 
     ``at_root`` is what its root adds to the sum; ``totals`` are K sums.
     """
     columns = [layout.columns[span.gradient] for span in chunk.ranges]
-    # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is copied
-    # as it is.
-    elsewhere: List[Any] = []
+    holders: Set[int] = set()
     for column in columns:
-        elsewhere += column.grads[: chunk.root] + column.grads[chunk.root + 1 :]
-    is_copied = not reductions(chunk.schedule) or all(grad is None for grad in elsewhere)
+        holders.update(tower for tower, grad in enumerate(column.grads) if grad is not None)
+    # TensorFlow drops zeros from a sum. Where all other towers have them, the root's tensor is
+    # copied as it is.
+    is_copied = not reductions(chunk.schedule) or holders <= {chunk.root}
     is_sparse = isinstance(at_root, tf.IndexedSlices)
     for ending, tensor in _parts(at_root).items():
-        held = [_name_of(None if total is None else _parts(total)[ending]) for total in totals]
+        held = [None if total is None else _parts(total)[ending] for total in totals]
+        is_index = ending == ".indices"
         elements = tensor.shape.num_elements()
-        # The sum may have the rows of all towers, and not only those of the root.
+        # The sum may have the slices of all towers, and not only those of the root.
         if is_sparse:
             height = columns[0].size.elements
-            shape = tensor.shape if ending == ".indices" else columns[0].shape
-            width = shape[1:].num_elements()
-            elements = None if None in (height, width) else height * width
+            width = 1 if is_index else columns[0].shape[1:].num_elements()
+            elements = None if height is None or width is None else height * width
         yield SentTensor(
             name=chunk.name + ending,
             variables=tuple(column.name for column in columns),
             schedule=chunk.schedule,
             elements=elements,
-            dtype=tensor.dtype.name if ending == ".indices" else columns[0].wire,
-            is_rows=is_sparse,
+            dtype=tensor.dtype.name if is_index else columns[0].wire,
+            is_sparse=is_sparse,
             copied=str(tensor.op.name) if is_copied and not is_eager(tensor) else "",
-            held=tuple(held),
+            held=tuple(map(_name_of, held)),
         )
 
 
@@ -147,14 +147,20 @@ def record(
     layout: Layout,
     packed: Sequence[Sequence[Any]],
     moved: Sequence[Sequence[Any]],
-    description: str,
-    edges: Sequence[Edge] = (),
+    edges: Optional[Sequence[Edge]],
 ) -> None:
-    """Record a collective for :func:`all_reduces`; nothing for eager ops.
+    """Record a collective for :func:`all_reduces`, but not eager ops; log a line about its sums.
 
     ``packed`` has K rows of the C chunks that are moved; ``moved`` is C×K, None where a schedule
-    brings nothing.
+    brings nothing. ``edges`` are None where no pass can wait.
     """
+    has_sums = any(reductions(chunk.schedule) for chunk in layout.chunks)
+    description = describe(layout, edges)
+    if tf.executing_eagerly():
+        # Each step is a call, and may have other numbers of slices.
+        description, _, _ = description.partition(";")
+    if has_sums:
+        log_once(description)
     if tf.executing_eagerly():
         return
     sent: List[SentTensor] = []
@@ -167,14 +173,14 @@ def record(
         hosts=layout.hosts,
         tensors=tuple(sent),
         description=description,
-        edges=tuple(edges),
+        edges=tuple(edges or ()),
         plan=layout.digest,
     )
     memory_of(tf1.get_default_graph()).all_reduces.append(built)
 
 
 def _parts(chunk: Any) -> Dict[str, Any]:
-    """Return the tensors of a chunk by the ends of their names: of rows, values and indices."""
+    """Return the tensors of a chunk by the ends of their names: of slices, values and indices."""
     if isinstance(chunk, tf.IndexedSlices):
         return {".values": chunk.values, ".indices": chunk.indices}
     return {"": chunk}
@@ -184,54 +190,34 @@ def _name_of(tensor: Any) -> str:
     return "" if tensor is None or is_eager(tensor) else str(tensor.name)
 
 
-def describe(layout: Layout) -> str:
+def describe(layout: Layout, edges: Optional[Sequence[Edge]]) -> str:
     """Return a line about an all-reduce, or a part of one.
 
     ::
 
-        2 towers on GPUs: flat, 1 chunk, 2 copies; each tower sends up to 4 MB in float32
+        8 towers on GPUs: flat_hierarchical, 41 chunks; 102.2 MB in float32; 52 control edges
     """
-    # Count the bytes that each tower sends. Those of rows (True) are counted apart, because they
-    # are only a bound.
-    towers = len(layout.devices)
-    sent_by_sparse: Dict[bool, List[int]] = {}
-    unknown = copies = 0
-    for chunk in layout.chunks:
-        sources = [src for move in chunk.schedule for src in move.srcs]
-        copies += len(sources)
-        column = layout.column_of(chunk)
-        if column.size.elements is None:
-            unknown += 1
-            continue
-        sent = sent_by_sparse.setdefault(column.is_sparse, [0] * towers)
-        for src in sources:
-            sent[src] += chunk.bytes
-
-    # Put the line together from what the user can change: devices, algorithm, chunks, dtypes.
+    # The line has what the user can change: devices, algorithm, chunks, dtypes.
     devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
-    # TensorFlow's own error about a session without these devices has a hundred lines.
-    session = session_with(layout.devices, layout.hosts)
-    devices += f" of {session}" if session else ""
-    chunks = count(len(layout.chunks), "chunk")
-    line = f"{count(towers, 'tower')} on {devices}: {layout.plan.algorithm}, {chunks}"
-    if not copies:
-        return line
-    dtypes = ", ".join(dict.fromkeys(layout.column_of(chunk).wire for chunk in layout.chunks))
-    sizes = [f"up to {amount(max(sent_by_sparse[False]))}"] if False in sent_by_sparse else []
-    sizes += [f"≤ {amount(max(sent_by_sparse[True]))} of rows"] if True in sent_by_sparse else []
-    sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
-    copied = f"{copies} copies" if copies > 1 else "1 copy"
-    return (
-        f"{line}, {copied}; each tower sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
-    )
+    towers = f"{count(len(layout.devices), 'tower')} on {devices}"
+    parts = [f"{towers}: {layout.plan.algorithm}, {count(len(layout.chunks), 'chunk')}"]
 
+    columns = [layout.column_of(chunk) for chunk in layout.chunks]
+    at_most = "≤ " if any(column.is_sparse for column in columns) else ""
+    size = at_most + amount(sum(chunk.bytes for chunk in layout.chunks))
+    unknown = sum(column.size.elements is None for column in columns)
+    if unknown:
+        size += f" and {count(unknown, 'tensor')} of unknown size"
+    dtypes = ", ".join(dict.fromkeys(column.wire for column in columns))
+    parts.append(f"{size} in {dtypes}")
 
-def _sent_dense(layout: Layout) -> str:
-    """Return a clause about the sparse gradients that are made dense; empty if there are none."""
-    made_dense = 0
-    for column in layout.columns:
-        made_dense += have_rows_only(column.present) and not column.is_sparse
-    return f"; {count(made_dense, 'sparse gradient')} made dense" if made_dense else ""
+    sparse = [column for column in layout.columns if have_slices_only(column.present)]
+    made_dense = len(sparse) - sum(column.is_sparse for column in sparse)
+    if made_dense:
+        parts.append(f"{count(made_dense, 'sparse gradient')} made dense")
+    if edges is not None:
+        parts.append(count(len(edges), "control edge"))
+    return "; ".join(parts)
 
 
 @lru_cache(maxsize=None)

@@ -9,18 +9,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ..cluster import Cluster
 from ..compat import is_resource, tf1
-from ..configs import refusal
+from ..configs import shown
 from ..errors import ClusterError, HierAllreduceError
 from ..formatting import count, warn
 from .columns import static_shape
-from .devices import device_fields, devices_match, is_list
+from .devices import devices_match, is_list, tower_at
 from .names import name_of, where
 
 VAR_LIST_ADVICE = (
@@ -29,12 +29,6 @@ VAR_LIST_ADVICE = (
 )
 
 Rows = Tuple[Tuple[Any, ...], ...]  # K × N
-
-
-def check_average(average: Any) -> None:
-    """Raise a HierAllreduceError if ``average`` is not a bool; NumPy's bools are bools."""
-    if not isinstance(average, (bool, np.bool_)):
-        raise refusal(average, "average", "True for the mean, False for the sum")
 
 
 def check_cluster(cluster: Any) -> None:
@@ -50,8 +44,6 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
         HierAllreduceError: not K rows, or rows of different lengths.
     """
     shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
-    if not is_list(all_grads):
-        raise HierAllreduceError(f"{shape}; it is one {type(all_grads).__name__}")
     rows = list(all_grads)
     if len(rows) != len(devices):
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
@@ -63,8 +55,7 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
     # Rows are read once and kept, because they may be iterators.
     full = tuple(map(tuple, rows))
     if len(set(map(len, full))) > 1:
-        lengths_of = [f"{where(k, devices)} has {len(row)}" for k, row in enumerate(full)]
-        counts = ", ".join(lengths_of)
+        counts = ", ".join(f"{where(k, devices)} has {len(row)}" for k, row in enumerate(full))
         fault = f"every tower must have the same number of gradients: {counts}"
         raise HierAllreduceError(f"{fault}; {VAR_LIST_ADVICE}")
     return full
@@ -88,19 +79,26 @@ def checked_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Rows:
             rows that hold other towers' variables.
     """
     rows = checked_rows(all_grads_and_vars, devices)
+    checked = []
     for tower, row in enumerate(rows):
+        pairs = []
         for variable, pair in enumerate(row):
-            fault = _fault_of_pair(pair)
-            if fault:
-                raise HierAllreduceError(f"{where(tower, devices, variable)}: {fault}")
-    _check_homes([variables_in(row) for row in rows], devices)
-    return tuple(tuple((_of_variable(grad, var), var) for grad, var in row) for row in rows)
+            is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+            if not is_pair or not hasattr(pair[1], "name"):
+                raise HierAllreduceError(
+                    f"{where(tower, devices, variable)}: expected a (gradient, variable) pair, not"
+                    f" {shown(pair)}; allreduce_grads takes gradients alone"
+                )
+            pairs.append((_of_variable(*pair), pair[1]))
+        checked.append(tuple(pairs))
+    _check_homes([variables_in(row) for row in checked], devices)
+    return tuple(checked)
 
 
 def _of_variable(grad: Any, var: Any) -> Any:
-    """Return a gradient, whose rows get their variable's shape if they tell another height.
+    """Return a gradient, whose slices get their variable's shape if they tell another height.
 
-    TensorFlow's updates of rows ignore ``dense_shape``, so some programs write any.
+    TensorFlow's updates of slices ignore ``dense_shape``, so some programs write any.
     """
     is_sparse = isinstance(grad, tf.IndexedSlices) and grad.dense_shape is not None
     if not is_sparse or static_shape(grad)[:1].is_compatible_with(var.shape[:1]):
@@ -108,33 +106,20 @@ def _of_variable(grad: Any, var: Any) -> Any:
     return tf.IndexedSlices(grad.values, grad.indices, np.array(var.shape.as_list()))
 
 
-def _fault_of_pair(pair: Any) -> str:
-    """Return why an entry is not a (gradient, variable) pair; "" if it is one."""
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        return "expected a (gradient, variable) pair; allreduce_grads takes gradients alone"
-    if not hasattr(pair[1], "name"):
-        return f"expected a variable after the gradient, not {pair[1]!r}"
-    return ""
-
-
 def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
     """Check that no row has variables of another tower, unless the towers share them."""
-    device_by_tower: Dict[int, str] = {}
-    for tower, device in enumerate(devices):
-        # A device function, or a job without a device, tells nothing.
-        if isinstance(device, str) and device_fields(device).device_type:
-            device_by_tower[tower] = device
+    # A device function tells nothing.
+    named = [device if isinstance(device, str) else "" for device in devices]
 
     # A variable's home is the tower on whose device it is. The row's tower comes first, because
     # several towers may share a device, and it is the home if no device tells another one.
     homes: List[List[int]] = []  # K × N
     for tower, row in enumerate(rows):
-        candidates = [k for k in (tower, *device_by_tower) if k in device_by_tower]
         homes.append([])
         for var in row:
             device = getattr(var, "device", "")
-            matching = (k for k in candidates if devices_match(device, device_by_tower[k]))
-            homes[tower].append(next(matching, tower) if device else tower)
+            home = None if devices_match(device, named[tower]) else tower_at(device, named)
+            homes[tower].append(tower if home is None else home)
 
     # A variable on another tower's device is right if all of that tower's own variables are there,
     # too. If some are not, the rows are swapped.

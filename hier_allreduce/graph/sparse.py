@@ -1,10 +1,10 @@
-"""Sparse and missing gradients: sums of rows, rows made dense, zeros.
+"""Sparse and missing gradients: sums of slices, slices made dense, zeros.
 
 ::
 
     tower 0      tower 1           root, and then every tower
     7  1.0       3  1.0
-    3  2.0       9  4.0     ──►    7  9.0,  3  3.0,  9  4.0        an index, and a row
+    3  2.0       9  4.0     ──►    7  9.0,  3  3.0,  9  4.0        an index, and its slice
     7  8.0
 """
 
@@ -18,49 +18,49 @@ from ..compat import tf1
 from ..planning.plan import Copy, Reduce
 from .columns import Column, dtype_of, static_shape
 from .devices import any_on_gpu
-from .layout import Layout
 from .op_names import COPY, GATHER, SUM
 from .sixteen_bit import NARROW_DTYPES
 from .sums import Context, Sum
 
 
-class RowSum(Sum):
-    """The sum of one sparse gradient, ``tf.IndexedSlices``: a row for each index on any tower.
+class SliceSum(Sum):
+    """The sum of one sparse gradient, ``tf.IndexedSlices``: a slice for each index on any tower.
 
-    Rows of equal index are added up here, once. CUDA adds them in an order that varies, so towers
-    that each added up the same rows would part. Rows travel and are added in the dtypes of
-    ``row_sum``.
+    Slices of equal index are added up here, once. CUDA adds them in an order that varies, so towers
+    that each added up the same slices would part. Their values travel and are added in the dtypes
+    of ``sum_of_values``.
     """
 
-    def __init__(self, name: str, context: Context, column: Column, row_sum: Sum):
+    def __init__(self, name: str, context: Context, column: Column, sum_of_values: Sum):
         super().__init__(name, context)
         self._column = column
-        self._row_sum = row_sum
+        self._sum_of_values = sum_of_values
 
     def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
-        rows = self._row_sum.terms(move, here.values, [slices.values for slices in received])
+        received_values = [slices.values for slices in received]
+        values = self._sum_of_values.terms(move, here.values, received_values)
         indices = [here.indices, *(slices.indices for slices in received)]
         axis = self.context.constant(move.dst, 0, is_hidden=True)
         with tf1.device(self.devices[move.dst]):
-            all_rows = _concat(rows, axis, f"{self.name}.values/{GATHER}")
+            all_values = _concat(values, axis, f"{self.name}.values/{GATHER}")
             all_indices = _concat(indices, axis, f"{self.name}.indices/{GATHER}")
             # TensorFlow 2 has this on GPUs. 1.15 has it on the CPU only, where indices then go.
             unique, places = tf.unique(all_indices, name=f"{self.name}.indices/unique")
             height = tf.size(unique, name=f"{self.name}.indices/height")
             total = tf.math.unsorted_segment_sum(
-                all_rows, places, height, name=f"{self.name}.values/{SUM}"
+                all_values, places, height, name=f"{self.name}.values/{SUM}"
             )
         return tf.IndexedSlices(total, unique)
 
     def at_root(self, root: int, total: Any) -> Any:
         if self.context.contributions == 1:
             return self.copy(Copy(root, root), total)
-        return tf.IndexedSlices(self._row_sum.at_root(root, total.values), total.indices)
+        return tf.IndexedSlices(self._sum_of_values.at_root(root, total.values), total.indices)
 
     def copy(self, move: Copy, slices: Any) -> Any:
         with tf1.device(self.devices[move.dst]):
             indices = tf.identity(slices.indices, name=f"{self.name}.indices/{COPY}")
-        return tf.IndexedSlices(self._row_sum.copy(move, slices.values), indices)
+        return tf.IndexedSlices(self._sum_of_values.copy(move, slices.values), indices)
 
     def as_result(self, tower: int, slices: Any) -> Any:
         # A tower without a dense_shape gets another tower's, because all have one variable.
@@ -68,8 +68,8 @@ class RowSum(Sum):
             shape = getattr(grad, "dense_shape", None)
             if shape is not None:
                 break
-        rows = self._row_sum.as_result(tower, slices.values)
-        return tf.IndexedSlices(rows, slices.indices, shape)
+        values = self._sum_of_values.as_result(tower, slices.values)
+        return tf.IndexedSlices(values, slices.indices, shape)
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
@@ -81,15 +81,10 @@ def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
     return joined
 
 
-def gradients(layout: Layout, tower: int) -> List[Any]:
-    """Return a tower's N gradients as they travel; called under the tower's device."""
-    return [_gradient(column, tower, layout.devices) for column in layout.columns]
+def gradient_of(column: Column, tower: int, devices: Sequence[Any]) -> Any:
+    """Return a tower's gradient of a column as it travels; called under the tower's device.
 
-
-def _gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
-    """Return a tower's gradient of a column as it travels.
-
-    Rows of a column that is dense on some tower are made dense. None becomes zeros, or no rows,
+    Slices of a column that is dense on some tower are made dense. None becomes zeros, or no slices,
     and stays None where no tower has a gradient.
     """
     grad = column.grads[tower]
@@ -117,20 +112,20 @@ def made_dense(grad: Any) -> Any:
 
 def _dense(grad: Any, shape: tf.TensorShape) -> Any:
     """Return the dense gradient of ``tf.IndexedSlices``, in a shape whose height may be unknown."""
-    # Rows of equal indices are added here, and a sum of 16 bits is formed in float32 everywhere.
-    rows = grad.values
+    # Slices of equal indices are added here, and a sum of 16 bits is formed in float32 everywhere.
+    values = grad.values
     if dtype_of(grad) in NARROW_DTYPES:
-        rows = tf.cast(rows, tf.float32)
+        values = tf.cast(values, tf.float32)
     known_height = shape[:1].num_elements()
     height = grad.dense_shape[0] if known_height is None else known_height
-    total = tf.math.unsorted_segment_sum(rows, grad.indices, height)
+    total = tf.math.unsorted_segment_sum(values, grad.indices, height)
     dense = tf.cast(total, grad.dtype)
     dense.set_shape(shape)
     return dense
 
 
 def _nothing(column: Column, devices: Sequence[Any]) -> Any:
-    """Return zeros, or no rows, in the shape of the first tower's gradient that there is."""
+    """Return zeros, or no slices, in the shape of the first tower's gradient that there is."""
     home = next(tower for tower, grad in enumerate(column.grads) if grad is not None)
     present = column.grads[home]
     shape: Any = column.shape
@@ -142,7 +137,7 @@ def _nothing(column: Column, devices: Sequence[Any]) -> Any:
             if column.is_sparse:
                 shape = tf.concat([[0], tf.shape(present.values)[1:]], 0)
             else:
-                shape = tf.shape(_gradient(column, home, devices))
+                shape = tf.shape(gradient_of(column, home, devices))
     zeros = tf.zeros(shape, column.dtype)
     if column.is_sparse:
         indices = tf.zeros([0], present.indices.dtype)

@@ -6,11 +6,13 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..compat import DTYPES_WITHOUT_ADD, is_auto_clustered, tf1
+from ..compat import is_auto_clustered, tf1
 from ..planning.plan import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
 from .layout import Layout
 from .op_names import ACROSS, COLUMN, COPY, MEAN, SUM
+
+LEAST_HIDDEN = 1 << 20  # bytes of a tensor whose shape is hidden, see Sum.add
 
 
 class Context:
@@ -20,9 +22,9 @@ class Context:
         self.layout = layout
         self.devices = layout.devices
         self.contributions = len(layout.devices) * layout.hosts  # the gradients in each sum
-        self.on_cpu = all_on_cpu(layout.devices)
         # XLA puts a hidden constant into one cluster with ops of other devices, and then fails.
-        self.can_hide = not tf.executing_eagerly() and not is_auto_clustered()
+        self._can_hide = not tf.executing_eagerly() and not is_auto_clustered()
+        self.hides_sums = self._can_hide and all_on_cpu(layout.devices)
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
     def constant(
@@ -37,7 +39,7 @@ class Context:
         if key not in self._constants:
             with tf1.device(self.devices[tower]):
                 constant = tf.constant(integers, tf.int32)
-                if is_hidden and self.can_hide:
+                if is_hidden and self._can_hide:
                     constant = tf1.placeholder_with_default(constant, constant.shape, "hidden")
             self._constants[key] = constant
         return self._constants[key]
@@ -63,9 +65,14 @@ class Sum(ChunkOps[Any]):
         # A lone tower's gradient is copied, because it may be on another device than its tower.
         if self.context.contributions == 1:
             return self.copy(Copy(root, root), total)
+        total = self.over_hosts(root, total)
+        if not self.context.layout.average:
+            return total
         # The mean is taken here, before the copies. A multiply on each tower would be fused with
         # different consumers, and the towers would differ in their last bits.
-        return self.mean(root, self.over_hosts(root, total))
+        weight = 1.0 / self.context.contributions
+        with tf1.device(self.devices[root]):
+            return tf.multiply(total, weight, name=f"{self.name}/{MEAN}")
 
     def copy(self, move: Copy, tensor: Any) -> Any:
         with tf1.device(self.devices[move.dst]):
@@ -79,12 +86,13 @@ class Sum(ChunkOps[Any]):
         """Return the sum of two tensors or more, one of each of ``towers``, on tower ``dst``."""
         shape = terms[0].shape
         are_known = all(term.shape.is_fully_defined() for term in terms)
-        if are_known and len(terms) > 2 and self.context.on_cpu and self.context.can_hide:
+        size = terms[0].dtype.size * shape.num_elements() if are_known else 0
+        if len(terms) > 2 and size >= LEAST_HIDDEN and self.context.hides_sums:
             # Grappler's memory optimizer replaces an add_n of more than two inputs, one of which is
             # made on the same device, by one pass over memory for each input. On CPU devices this
             # takes twice the time. It does so only where it knows the shape of the inputs, and so a
-            # reshape to columns of unknown height hides it. The reshape copies nothing. GPUs would
-            # pay for the further ops.
+            # reshape to columns of unknown height hides it. The reshape copies nothing. GPUs, and
+            # small tensors, would pay more for the further ops.
             upright = []
             for term, tower in zip(terms, towers):
                 height = self.context.constant(tower, (-1, 1), is_hidden=True)
@@ -95,21 +103,13 @@ class Sum(ChunkOps[Any]):
                 total = tf.add_n(upright, name=f"{self.name}/{SUM}")
                 return tf.reshape(total, lengths, name=f"{self.name}/{SUM}")
         with tf1.device(self.devices[dst]):
-            if are_known and len(terms) == 2 and terms[0].dtype.name not in DTYPES_WITHOUT_ADD:
+            if are_known and len(terms) == 2:
                 return tf.add(*terms, name=f"{self.name}/{SUM}")
             # Shapes may turn out to differ when the training step runs. Then add would broadcast
             # them, and add_n raises an error.
             total = tf.add_n(terms, name=f"{self.name}/{SUM}")
         total.set_shape(shape.merge_with(total.shape))
         return total
-
-    def mean(self, root: int, total: Any) -> Any:
-        """Return the mean of a sum, if it is wanted."""
-        if not self.context.layout.average:
-            return total
-        weight = 1.0 / self.context.contributions
-        with tf1.device(self.devices[root]):
-            return tf.multiply(total, weight, name=f"{self.name}/{MEAN}")
 
     def over_hosts(self, root: int, total: Any) -> Any:
         """Return the sum of all hosts' totals."""

@@ -24,10 +24,10 @@ A user's algorithm is a function like these.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
-from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Tuple
 
+from ..configs import refusal
 from ..errors import HierAllreduceError
 from .plan import Copy, Move, Reduce, Schedule, check, copies, reductions, root_of
 
@@ -116,7 +116,10 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Move]:
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
     """
-    groups = _checked_groups(groups, towers)
+    groups = groups or two_groups(towers)
+    if sorted(chain(*groups)) != list(range(towers)) or () in groups:
+        expected = f"each of towers 0 to {towers - 1} once, for instance {two_groups(towers)}"
+        raise refusal(groups, "groups", expected)
     # Chunk 0 has its root in the second half, because tensorpack's has.
     root = (chunk + (towers + 1) // 2) % towers
     # In each group one tower adds up. A group of one tower has nothing to add up.
@@ -191,32 +194,12 @@ def two_groups(towers: int) -> Groups:
     return tuple(group for group in both if group)
 
 
-def _checked_groups(groups: Groups, towers: int) -> Groups:
-    """Return the groups, by default two; an error if they do not hold each tower once."""
-    groups = groups or two_groups(towers)
-    named = list(chain(*groups))
-    are_numbers = all(type(tower) is int for tower in named)
-    if not are_numbers or sorted(named) != list(range(towers)) or () in groups:
-        expected = f"each of towers 0 to {towers - 1} once, for instance {two_groups(towers)}"
-        raise HierAllreduceError(f"groups={groups}: expected {expected}")
-    return groups
-
-
 # ---- algorithms for a plan -----------------------------------------------------------------------
 
 
-def in_groups(groups: Groups, algorithm: str = "hierarchical") -> Algorithm:
-    """Return an algorithm of :data:`WITH_GROUPS` with these groups."""
-    return partial(BY_NAME[algorithm], groups=groups)
-
-
-def name_of(algorithm: Union[str, Algorithm]) -> str:
-    """Return the name of an algorithm; for a function that of the function, or of its class."""
-    if isinstance(algorithm, str):
-        return algorithm
-    # A partial has no name, but the function in it has.
-    function = getattr(algorithm, "func", algorithm)
-    return str(getattr(function, "__name__", type(function).__name__))
+def name_of(algorithm: Algorithm) -> str:
+    """Return the name of a function, or of the class of another algorithm."""
+    return str(getattr(algorithm, "__name__", type(algorithm).__name__))
 
 
 def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
@@ -241,13 +224,3 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
             call = f"{name_of(algorithm)}({towers}, {chunk})"
             raise HierAllreduceError(f"{call}: {error}{cause}") from cause
     return tuple(schedules)
-
-
-def with_root(schedules: Sequence[Schedule], root: int, name: str) -> Tuple[Schedule, ...]:
-    """Return the first schedule with this root; an error names the roots that there are."""
-    for schedule in schedules:
-        if root_of(schedule) == root:
-            return (schedule,)
-    roots = ", ".join(str(root) for root in sorted(set(map(root_of, schedules))))
-    fault = f"main={root}: the sums of {name} are on towers {roots}; take one of these"
-    raise HierAllreduceError(fault)

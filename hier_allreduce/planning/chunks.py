@@ -26,9 +26,9 @@ class GradientSize(NamedTuple):
     """The size of one variable's gradient.
 
     Attributes:
-        elements: the number of elements, of a sparse gradient its rows at most; None if only the
+        elements: the number of elements, of a sparse gradient its slices at most; None if only the
             training step will know.
-        itemsize: bytes of an element, or of a row with its index.
+        itemsize: bytes of an element, or of a slice with its index.
         dtype: the gradient's dtype; a chunk has one.
         packable: False for a gradient that travels alone and whole: sparse ones, integers, strings.
     """
@@ -45,7 +45,7 @@ class GradientSize(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Elements ``start:stop`` of a gradient, given by its place in a row, flattened.
+    """Elements ``start:stop`` of a gradient, given by its number, flattened.
 
     With ``stop`` None it is the whole gradient, in its shape.
     """
@@ -77,25 +77,13 @@ class Chunk(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The place of its first gradient in a row."""
+        """The number of its first gradient."""
         return self.ranges[0].gradient
 
     @property
     def root(self) -> int:
         """The tower that has its sum first."""
         return root_of(self.schedule)
-
-
-class OwnedBytes(NamedTuple):
-    """The bytes on each tower when every variable is updated on one of K towers.
-
-    Attributes:
-        variables: bytes of each of N variables.
-        towers: bytes of the variables that each of K towers updates already.
-    """
-
-    variables: Sequence[int]
-    towers: Sequence[int]
 
 
 def chunks_of(
@@ -121,12 +109,16 @@ def chunks_of(
     for pack in sorted(packs, key=lambda pack: place_by_gradient[pack[-1]]):
         first = gradients[pack[0]]
         pieces = 1
-        if first.packable and not plan.whole:
-            # A full chunk is a multiple of 64 bytes.
-            most = max(ALIGNMENT, plan.chunk_bytes // ALIGNMENT * ALIGNMENT)
-            is_cut = len(pack) == 1 and first.bytes > plan.chunk_bytes
-            pieces = plan.chunks or (-(-first.bytes // most) if is_cut else 1)
-        chunks += _cut(pack, gradients, pieces)
+        if first.packable and first.bytes and not plan.whole:
+            pieces = plan.chunks
+            if first.bytes > plan.chunk_bytes:
+                # A full chunk is a multiple of 64 bytes.
+                most = max(ALIGNMENT, plan.chunk_bytes // ALIGNMENT * ALIGNMENT)
+                pieces = -(-first.bytes // most)
+        if pieces == 1 and len(pack) == 1:
+            chunks.append(_alone(pack[0], first))
+        else:
+            chunks += _cut(pack, gradients, pieces)
     return chunks
 
 
@@ -160,22 +152,20 @@ def _alone(n: int, gradient: GradientSize) -> Chunk:
 
 def _cut(pack: Sequence[int], gradients: Sequence[GradientSize], pieces: int) -> List[Chunk]:
     """Return some gradients, one after another, in equal chunks of a multiple of 64 bytes."""
-    elements = sum(gradients[n].elements or 0 for n in pack)
-    if (pieces == 1 and len(pack) == 1) or not elements:
-        return [_alone(pack[0], gradients[pack[0]])]
-    # Chunks are equal, because a small last one would cost as many copies as a full one.
     itemsize = gradients[pack[0]].itemsize
+    elements_by_gradient = {n: gradients[n].bytes // itemsize for n in pack}
+    # Chunks are equal, because a small last one would cost as many copies as a full one.
     per_line = ALIGNMENT // itemsize  # elements in 64 bytes
-    size = -(-elements // pieces // per_line) * per_line
+    size = -(-sum(elements_by_gradient.values()) // pieces // per_line) * per_line
     ranges_by_chunk: List[List[Range]] = [[]]
     room = size  # elements that fit into the last one
-    for n in pack:
+    for n, elements in elements_by_gradient.items():
         start = 0
-        while start < (gradients[n].elements or 0):
+        while start < elements:
             if not room:
                 ranges_by_chunk.append([])
                 room = size
-            stop = min(start + room, gradients[n].elements or 0)
+            stop = min(start + room, elements)
             ranges_by_chunk[-1].append(Range(n, start, stop))
             room -= stop - start
             start = stop

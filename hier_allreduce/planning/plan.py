@@ -11,10 +11,8 @@ A plan does not know the gradients: it fits any number of chunks.
 
 from __future__ import annotations
 
-from itertools import islice
 from operator import index
 from typing import (
-    Any,
     FrozenSet,
     Generic,
     Iterable,
@@ -78,7 +76,7 @@ class Plan(NamedTuple):
         pack_below: bytes below which gradients are packed, up to ``chunk_bytes``.
         whole: whether gradients above ``chunk_bytes`` are not cut.
         tapers: whether the last packed chunks are smaller.
-        chunks: the number of equal chunks of all gradients of a dtype; 0: by their bytes.
+        chunks: the number of equal chunks that hold all gradients of a pack.
     """
 
     towers: int
@@ -88,7 +86,7 @@ class Plan(NamedTuple):
     pack_below: int
     whole: bool = False
     tapers: bool = False
-    chunks: int = 0
+    chunks: int = 1
 
 
 # ---- parts of a schedule -------------------------------------------------------------------------
@@ -175,15 +173,8 @@ def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[Option
 # ---- the check -----------------------------------------------------------------------------------
 
 
-# In a set of towers it says that the sum has all of them, and may be copied.
-_COMPLETE = -1
-
-
 class _Counting(ChunkOps[FrozenSet[int]]):
     """Counts contributions: a value is the set of the towers whose gradients it has."""
-
-    def __init__(self, towers: int):
-        self._all = frozenset(range(towers))
 
     def reduce(
         self, move: Reduce, here: FrozenSet[int], received: List[FrozenSet[int]]
@@ -195,36 +186,6 @@ class _Counting(ChunkOps[FrozenSet[int]]):
             total |= added
         return total
 
-    def at_root(self, root: int, total: FrozenSet[int]) -> FrozenSet[int]:
-        if total != self._all:
-            missing = sorted(self._all - total)
-            raise HierAllreduceError(f"the last sum, on tower {root}, misses towers {missing}")
-        return total | {_COMPLETE}
-
-    def copy(self, move: Copy, at_src: FrozenSet[int]) -> FrozenSet[int]:
-        if _COMPLETE not in at_src:
-            towers = sorted(at_src)
-            fault = f"{move} copies the sum of towers {towers} only; copy the complete sum"
-            raise HierAllreduceError(fault)
-        return at_src
-
-
-def _checked_move(move: Any, towers: int) -> Move:
-    """Return a move whose towers are plain whole numbers, because a user may give NumPy's."""
-    if not isinstance(move, (Reduce, Copy)):
-        raise HierAllreduceError(f"{move!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
-    try:
-        srcs = tuple(map(index, move.srcs))
-        dst = index(move.dst)
-    except TypeError:
-        fault = f"{move}: expected numbers of towers, in srcs a tuple of them"
-        raise HierAllreduceError(fault) from None
-    exist = {*srcs, dst} <= set(range(towers))
-    if not srcs or dst in srcs or not exist:
-        expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
-        raise HierAllreduceError(f"{move}: expected {expected}")
-    return Reduce(srcs, dst) if isinstance(move, Reduce) else Copy(srcs[0], dst)
-
 
 def check(moves: Iterable[Move], towers: int) -> Schedule:
     """Check that after a chunk's moves each tower has the gradient of each tower exactly once.
@@ -234,37 +195,29 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
         check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
 
     Returns:
-        The moves, as a tuple.
+        The moves, as a tuple: sums first, then copies.
 
     Raises:
-        HierAllreduceError: a move is no move, names a tower that does not exist, or adds or copies
-            something else; or a tower does not get the sum, or gets it twice. The message names
-            the move, or the towers.
+        HierAllreduceError: a move names a tower that does not exist, or adds one twice; or a tower
+            does not get the sum, or gets it twice. The message names the move, or the towers.
     """
     towers = whole_number(towers, "towers", least=1)
-    if not hasattr(moves, "__iter__"):
-        raise HierAllreduceError(f"{moves!r}: expected moves, a list of Reduce and Copy")
-    # Take far more moves than are needed, but not all, because a user's generator may have no end.
-    most = 2 * towers * towers
-    taken: Iterable[Any] = islice(moves, most + 1)
-    schedule = tuple(_checked_move(move, towers) for move in taken)
-    if len(schedule) > most:
-        raise HierAllreduceError(f"more than {most} moves; {towers} towers need {2 * towers - 2}")
-    for move, following in zip(schedule, schedule[1:]):
-        if isinstance(move, Copy) and isinstance(following, Reduce):
-            fault = f"{move} comes before a sum, {following}; copy the complete sum"
-            raise HierAllreduceError(fault)
+    schedule: Schedule = ()
+    for move in moves:
+        # A user may give NumPy's numbers, and hosts compare their plans as texts.
+        srcs = tuple(map(index, move.srcs))
+        dst = index(move.dst)
+        if not {*srcs, dst} <= set(range(towers)):
+            raise HierAllreduceError(f"{move}: expected towers from 0 to {towers - 1}")
+        schedule += (Reduce(srcs, dst) if isinstance(move, Reduce) else Copy(srcs[0], dst),)
     # Run the schedule on sets of towers, because they tell which gradients a sum has.
     alone = [frozenset([tower]) for tower in range(towers)]
-    counted = run(schedule, alone, _Counting(towers))
-    without = [tower for tower, added in enumerate(counted) if added is None]
+    counted = run(schedule, alone, _Counting())
+    without = [tower for tower, added in enumerate(counted) if added != frozenset(range(towers))]
     if without:
-        fault = f"in the end towers {without} do not have the sum; copy it to them"
-        raise HierAllreduceError(fault)
+        raise HierAllreduceError(f"in the end towers {without} do not have the sum of all towers")
     # A second copy to a tower costs time and brings nothing; two may even go in a circle.
-    have = {root_of(schedule)}
-    for copy in copies(schedule):
-        if copy.dst in have:
-            raise HierAllreduceError(f"{copy}: tower {copy.dst} has the sum already")
-        have.add(copy.dst)
-    return schedule
+    if len(copies(schedule)) >= towers:
+        fault = f"{len(copies(schedule))} copies; {towers} towers need {towers - 1}"
+        raise HierAllreduceError(fault)
+    return (*reductions(schedule), *copies(schedule))

@@ -21,13 +21,14 @@ update, each variable has one root instead, and the roots have about equal bytes
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence
 
 from .algorithms import BY_NAME, schedules_of
-from .chunks import Chunk, OwnedBytes
+from .chunks import Chunk
 from .plan import Plan, Schedule, root_of
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 CHUNK_BYTES = 4 * MIB
 # Two gradients or more below this size fit into a chunk.
 PACK_BELOW = int(0.4 * CHUNK_BYTES)
@@ -47,41 +48,38 @@ def rule(towers: int, on_cpu: bool = False) -> Plan:
 
 
 def scheduled(
-    chunks: Sequence[Chunk], plan: Plan, owned: Optional[OwnedBytes] = None
+    chunks: Sequence[Chunk], plan: Plan, variable_bytes: Optional[Sequence[int]] = None
 ) -> List[Chunk]:
-    """Return C chunks, each with its schedule."""
-    if owned is not None:
-        return _spread(chunks, plan.schedules, owned)
+    """Return C chunks, each with its schedule.
+
+    With the bytes of N variables, which the roots update, each root gets about as many.
+    """
+    schedules = plan.schedules
+    if variable_bytes is not None:
+        return _spread(chunks, schedules, variable_bytes)
     # The roots rotate, so that no tower works more than the others.
-    with_schedule = []
-    for c, chunk in enumerate(chunks):
-        schedule = plan.schedules[c % len(plan.schedules)]
-        with_schedule.append(chunk._replace(schedule=schedule))
-    return with_schedule
+    return [
+        chunk._replace(schedule=schedules[c % len(schedules)]) for c, chunk in enumerate(chunks)
+    ]
 
 
 def _spread(
-    chunks: Sequence[Chunk], schedules: Sequence[Schedule], owned: OwnedBytes
+    chunks: Sequence[Chunk], schedules: Sequence[Schedule], variable_bytes: Sequence[int]
 ) -> List[Chunk]:
     """Return chunks with schedules such that their roots have about equal bytes in the end.
 
     Largest chunk first: it takes the root that has the fewest bytes so far. A chunk has the same
     root with every algorithm whose roots are the same towers.
     """
-    bytes_by_tower = list(owned.towers)
-    uses_by_schedule = dict.fromkeys(sorted(schedules, key=root_of), 0)
+    # Of roots with equal bytes the least used one comes first, since variables may have no bytes.
+    share_by_schedule = {schedule: [0, 0] for schedule in sorted(schedules, key=root_of)}
     sizes = []  # of each chunk, in bytes of its variables
     for chunk in chunks:
-        sizes.append(sum(owned.variables[span.gradient] for span in chunk.ranges))
-
-    # Among roots with equal bytes the least used one is taken, since variables may have no bytes.
-    def cost(schedule: Schedule) -> Tuple[int, int]:
-        return bytes_by_tower[root_of(schedule)], uses_by_schedule[schedule]
-
+        sizes.append(sum(variable_bytes[span.gradient] for span in chunk.ranges))
     with_schedule = list(chunks)
     for c in sorted(range(len(chunks)), key=lambda c: -sizes[c]):
-        schedule = min(uses_by_schedule, key=cost)
-        bytes_by_tower[root_of(schedule)] += sizes[c]
-        uses_by_schedule[schedule] += 1
+        schedule = min(share_by_schedule, key=share_by_schedule.__getitem__)
+        share_by_schedule[schedule][0] += sizes[c]
+        share_by_schedule[schedule][1] += 1
         with_schedule[c] = chunks[c]._replace(schedule=schedule)
     return with_schedule

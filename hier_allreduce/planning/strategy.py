@@ -5,30 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, fields
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple, Union
 
-import numpy as np
-
 from .. import configs
 from ..errors import HierAllreduceError
-from .algorithms import (
-    BY_NAME,
-    WITH_GROUPS,
-    Algorithm,
-    in_groups,
-    name_of,
-    schedules_of,
-    with_root,
-)
-from .plan import Plan
+from .algorithms import BY_NAME, WITH_GROUPS, Algorithm, name_of, schedules_of
+from .plan import Plan, root_of
 from .schedules import rule
 
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
 LEAST_CHUNK = 4096
 _WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
-    "sparse": (AUTO, "rows", "dense"),
+    "sparse": (AUTO, "slices", "dense"),
     "missing": ("error", "zeros"),
     "wire_dtype": (None, "float16", "bfloat16"),
 }
@@ -54,11 +45,11 @@ class Strategy:
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
-        sparse: ``"rows"`` keeps ``tf.IndexedSlices`` sparse, unless another tower's gradient is
-            dense, or there are several hosts: each tower gets the sum with one row for each index.
-            ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the rows of all
-            towers, as far as their number is known, could be more bytes than that; where an
-            optimizer is called that would then train unread rows, too, as ``"rows"``.
+        sparse: ``"slices"`` keeps ``tf.IndexedSlices`` sparse, unless another tower's gradient is
+            dense, or there are several hosts: each tower gets the sum with one slice for each
+            index. ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the slices of
+            all towers, as far as their number is known, could be more bytes than that; where an
+            optimizer is called that would then train unread slices, too, as ``"slices"``.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
             gradients travel in 16 bits and are added in float32. A value above 65504 becomes
@@ -86,26 +77,22 @@ class Strategy:
     def __post_init__(self) -> None:
         if not callable(self.algorithm):
             configs.one_of(self.algorithm, "algorithm", ALGORITHMS)
-        # A dtype is given as TensorFlow's or NumPy's, too, and travels as its name.
-        wire_dtype: Any = self.wire_dtype
-        if isinstance(wire_dtype, type):  # NumPy's are classes, such as np.float16
-            wire_dtype = np.dtype(wire_dtype)
-        wire_dtype = getattr(wire_dtype, "name", wire_dtype)
-        object.__setattr__(self, "wire_dtype", wire_dtype)
+        # A dtype of TensorFlow or NumPy counts as its name. NumPy's may be classes.
+        wire_dtype = getattr(self.wire_dtype, "__name__", self.wire_dtype)
+        object.__setattr__(self, "wire_dtype", getattr(wire_dtype, "name", wire_dtype))
         for field, words in _WORDS_BY_FIELD.items():
             configs.one_of(getattr(self, field), field, words)
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
-        for field in ("chunk_bytes", "main", "chunks"):
+        for field, least in (("chunk_bytes", 0), ("main", 0), ("chunks", 1)):
             integer = getattr(self, field)
             if integer is not None:
-                object.__setattr__(self, field, configs.whole_number(integer, field))
+                object.__setattr__(self, field, configs.whole_number(integer, field, least))
         # Chunks below a page cost more than they carry, and a model would have millions of them.
         if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
             expected = f"0, or {LEAST_CHUNK} bytes or more"
             raise configs.refusal(self.chunk_bytes, "chunk_bytes", expected)
-        if self.chunks is not None and (self.chunks < 1 or self.chunk_bytes is not None):
-            expected = "1 or more, and no chunk_bytes beside it"
-            raise configs.refusal(self.chunks, "chunks", expected)
+        if None not in (self.chunks, self.chunk_bytes):
+            raise configs.refusal(self.chunks, "chunks", "no chunk_bytes beside it")
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
             groups = []
@@ -118,8 +105,7 @@ class Strategy:
             object.__setattr__(self, "groups", tuple(groups))
             if self.algorithm not in WITH_GROUPS:
                 algorithms = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
-                fault = f"groups={self.groups!r} go with {algorithms}; give one of them"
-                raise HierAllreduceError(fault)
+                raise configs.refusal(self.groups, "groups", f"none, or with them {algorithms}")
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -153,15 +139,19 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     Raises:
         HierAllreduceError: the argument ``strategy=`` is invalid.
     """
-    if strategy is None or isinstance(strategy, Strategy):
-        return strategy or Strategy()
-    # An algorithm's name comes before a file's, so that no file of that name changes a program.
-    if isinstance(strategy, str) and strategy in ALGORITHMS:
-        return Strategy(algorithm=strategy)
+    if strategy is None:
+        return Strategy()
+    if isinstance(strategy, Strategy):
+        return strategy
     if not isinstance(strategy, (str, os.PathLike)):
-        expected = "a Strategy, an algorithm's name, or the name or path of a YAML file"
-        hint = "; a function goes into Strategy(algorithm=…)" if callable(strategy) else ""
-        raise configs.refusal(strategy, "strategy", expected + hint)
+        expected = (
+            "a Strategy, an algorithm's name, or the name or path of a YAML file; a function goes"
+            " into Strategy(algorithm=…)"
+        )
+        raise configs.refusal(strategy, "strategy", expected)
+    # An algorithm's name comes before a file's, so that no file of that name changes a program.
+    if strategy in ALGORITHMS:
+        return Strategy(algorithm=str(strategy))
     return Strategy.load(strategy)
 
 
@@ -175,17 +165,20 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     plan = rule(towers, on_cpu)
     algorithm = strategy.algorithm
     if algorithm != AUTO:
-        name = name_of(algorithm)
-        function: Algorithm = algorithm if callable(algorithm) else BY_NAME[algorithm]
+        function: Any = algorithm if callable(algorithm) else BY_NAME[algorithm]
         if strategy.groups is not None:
-            function = in_groups(strategy.groups, name)
+            function = update_wrapper(partial(function, groups=strategy.groups), function)
         schedules = schedules_of(function, towers)
-        plan = plan._replace(algorithm=name, schedules=schedules)
+        plan = plan._replace(algorithm=name_of(function), schedules=schedules)
     if strategy.main is not None:
-        schedules = with_root(plan.schedules, strategy.main, plan.algorithm)
-        plan = plan._replace(schedules=schedules)
+        schedule_by_root = {root_of(schedule): schedule for schedule in reversed(plan.schedules)}
+        if strategy.main not in schedule_by_root:
+            roots = ", ".join(map(str, sorted(schedule_by_root)))
+            fault = f"the sums of {plan.algorithm} are on towers {roots}; take one of these"
+            raise HierAllreduceError(f"main={strategy.main}: {fault}")
+        plan = plan._replace(schedules=(schedule_by_root[strategy.main],))
     size = sys.maxsize if strategy.chunks else strategy.chunk_bytes
     if size is not None:
         plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
-        plan = plan._replace(chunks=strategy.chunks or 0)
+        plan = plan._replace(chunks=strategy.chunks or 1)
     return plan

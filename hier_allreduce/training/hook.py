@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..cluster.session import fetched_ops
 from ..compat import outside_control_flow, tf1
 from ..errors import HierAllreduceError
-from ..graph.copy_check import CopyCheck, sent_by
+from ..graph.copy_check import CopyCheck
 from ..graphs import needed_by
 from .equality import Drift
 from .options import Options
-
-TrainOps = Tuple[Any, ...]
 
 
 class TowersHook(tf1.train.SessionRunHook):
     """In some steps compares what towers got with what was sent, and then their variables.
 
-    A difference is an error. The copies of a run of the same train ops are counted for themselves,
-    because several ops may take turns, as in a GAN.
+    A difference is an error. The runs of each train op are counted for its copies, because several
+    may take turns, as in a GAN.
 
     Args:
         options: of the training.
@@ -34,15 +32,17 @@ class TowersHook(tf1.train.SessionRunHook):
         self._build = build
         self._steps = 0
         self._equal_after = 0  # the last step after which all towers were equal
-        self._runs: Counter = Counter()  # by train ops
-        # Both walk through the graph, and a training runs the same fetches again and again.
-        self._train_ops_of = lru_cache(maxsize=None)(_train_ops_of)
-        self._check_of = lru_cache(maxsize=None)(_check_of)
+        self._check_by_op: Dict[Any, CopyCheck] = {}  # by train op
+        self._runs: Counter = Counter()  # by train op
+        self._compared: List[Any] = []  # the train ops whose copies are compared in this run
+        # It walks through the graph, and a training runs the same fetches again and again.
+        self._train_ops_of = lru_cache(maxsize=None)(self._train_ops_in)
 
     def begin(self) -> None:
         if self._options.check_replicas_every != 0:
             with outside_control_flow():
-                CopyCheck(sent_by(tf1.get_collection(tf1.GraphKeys.TRAIN_OP)))
+                for op in tf1.get_collection(tf1.GraphKeys.TRAIN_OP):
+                    self._check_by_op[op] = CopyCheck(op)
         self._compare, self._start = self._build()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -51,19 +51,18 @@ class TowersHook(tf1.train.SessionRunHook):
         session.run(self._start)
 
     def before_run(self, run_context: Any) -> Any:
-        train_ops = self._train_ops_in(run_context)
-        self._runs[train_ops] += 1
+        fetches = run_context.original_args.fetches
+        train_ops = self._train_ops_of(fetched_ops(run_context.session.graph, fetches))
+        self._runs.update(train_ops)
         every = self._options.check_replicas_every
-        if not train_ops or not is_step_to_compare(self._runs[train_ops], every):
-            return None
-        return tf1.train.SessionRunArgs(self._check_of(train_ops).fingerprints)
+        self._compared = [op for op in train_ops if is_step_to_compare(self._runs[op], every)]
+        fingerprints = [self._check_by_op[op].fingerprints for op in self._compared]
+        return tf1.train.SessionRunArgs(fingerprints)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         session = run_context.session
-        if run_values.results:
-            train_ops = self._train_ops_in(run_context)
-            check = self._check_of(train_ops)
-            check.compare(run_values.results, self._runs[train_ops], session)
+        for op, bits in zip(self._compared, run_values.results or ()):
+            self._check_by_op[op].compare(bits, self._runs[op])
         self._steps += 1
         if is_step_to_compare(self._steps, self._options.check_replicas_every):
             drift = self._compare(session)
@@ -78,20 +77,10 @@ class TowersHook(tf1.train.SessionRunHook):
         if every and self._steps % every == 0:
             session.run(self._start)
 
-    def _train_ops_in(self, run_context: Any) -> TrainOps:
-        graph = run_context.session.graph
-        return self._train_ops_of(graph, fetched_ops(graph, run_context.original_args.fetches))
-
-
-def _train_ops_of(graph: Any, ops: TrainOps) -> TrainOps:
-    """Return the train ops that a step runs which is asked for some ops."""
-    needed = needed_by(ops)
-    return tuple(op for op in graph.get_collection(tf1.GraphKeys.TRAIN_OP) if op in needed)
-
-
-def _check_of(train_ops: TrainOps) -> CopyCheck:
-    with train_ops[0].graph.as_default():
-        return CopyCheck(sent_by(train_ops))
+    def _train_ops_in(self, fetched: Tuple[Any, ...]) -> List[Any]:
+        """Return the train ops that a step runs which is asked for some ops."""
+        needed = needed_by(fetched)
+        return [op for op in self._check_by_op if op in needed]
 
 
 def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence
 
 from .. import configs
-from ..graph.rows import check_average, check_cluster
+from ..graph.rows import check_cluster
 from ..planning.strategy import strategy_from
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def checked_options(options: Options) -> Options:
         HierAllreduceError: an option is invalid.
         ClusterError: ``cluster`` is no cluster.
     """
-    check_average(options.average)
+    average = configs.switch(options.average, "average")
     configs.one_of(options.update, "update", UPDATES)
     configs.function(
         options.transform,
@@ -65,4 +65,5 @@ def checked_options(options: Options) -> Options:
     if options.check_replicas_every is not None:
         configs.whole_number(options.check_replicas_every, "check_replicas_every")
     check_cluster(options.cluster)
-    return options._replace(strategy=strategy_from(options.strategy), broadcast_every=every)
+    strategy = strategy_from(options.strategy)
+    return options._replace(average=average, strategy=strategy, broadcast_every=every)

@@ -24,8 +24,7 @@ from ..compat import slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..graph import all_gather, reduce, reduce_scatter
 from ..graphs import needed_by
-from ..planning.chunks import OwnedBytes
-from .replicas import columns_of, hold_owners, kept
+from .replicas import columns_of, hold_owners
 from .towers import Applied, Pairs, Towers, added_ops
 
 
@@ -51,18 +50,17 @@ def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> App
 def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     """Update each variable on its root, by one of the ``KNOWN`` optimizers.
 
-    Roots have about equal bytes, also if a graph has several such updates.
+    Roots have about equal bytes.
 
     Raises:
         HierAllreduceError: the transform gives a variable a gradient that has none on any tower.
     """
     variables = towers.variables
-    owned = _owned_bytes(optimizer, towers)
-    layout = towers.lay_out(owned)
+    layout = towers.lay_out(
+        [var.dtype.size * (var.shape.num_elements() or 0) for var in variables[0]]
+    )
     roots = layout.roots()
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
-    for n, root in roots.items():
-        kept().bytes_by_device[towers.devices[root]] += owned.variables[n]
     # A transform may need all gradients of a tower, such as their norm.
     is_plain = towers.options.transform is None
     reduced = reduce_scatter(layout) if is_plain else towers.reduce(layout)
@@ -81,23 +79,6 @@ def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     ]
     ends, added = _called(optimizer, pairs, {})
     return Applied(ends, added, reduced, (), roots, lambda values: all_gather(values, layout))
-
-
-def _owned_bytes(optimizer: Any, towers: Towers) -> OwnedBytes:
-    """Return the bytes of N variables, and of all earlier ones on each of K devices.
-
-    An optimizer that updates the same variables again gets the same, because their slots cannot
-    move. It is known by its id, because its slots would keep the graph alive.
-    """
-    noted = kept()
-    variables = towers.variables[0]
-    key = id(optimizer), tuple(map(id, variables)), tuple(towers.devices)
-    if key not in noted.owned:
-        sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
-        before = [noted.bytes_by_device[device] for device in towers.devices]
-        noted.owned[key] = OwnedBytes(sizes, before)
-    owned: OwnedBytes = noted.owned[key]
-    return owned
 
 
 def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[List[Any], Set[Any]]:

@@ -24,7 +24,6 @@ from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..graph.rows import grads_in, variables_in
 from ..graph.substitution import Call
-from ..planning.chunks import OwnedBytes
 from .options import Options
 from .reads import Reads, states_among
 
@@ -90,12 +89,12 @@ class Towers(NamedTuple):
         """Return ``tower 3 (/gpu:3), variable 5 ('tower3/w')``, which begins an error message."""
         return where(tower, self.devices, n, self.rows[tower][n][1].op.name)
 
-    def lay_out(self, load: Optional[OwnedBytes] = None) -> Layout:
-        """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
+    def lay_out(self, variable_bytes: Optional[Sequence[int]] = None) -> Layout:
+        """Return the layout of the all-reduce; with bytes of N variables each has one root."""
         names = variable_names(self.variables, self.devices)
         options = self.options.average, self.options.strategy, self.options.cluster
         call = Call(self.grads, tuple(self.devices), *options, self.front_end, self.update)
-        return checked_layout(call, names, load)
+        return checked_layout(call, names, variable_bytes)
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""

@@ -191,7 +191,7 @@ def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
 
 
 def test_every_dtype_of_a_step_is_named(graph):
-    """The number of rows is known at most, and that of one gradient not at all."""
+    """The number of slices is known at most, and that of one gradient not at all."""
 
     def row(tower):
         rows = tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.constant([0, 1], tf.int64))
@@ -207,8 +207,8 @@ def test_every_dtype_of_a_step_is_named(graph):
     )
     (call,) = audit(traced(used), graph).calls
     # two copies of up to four rows of three numbers and an index
-    assert (call.bytes, call.row_bytes, call.unknown) == ({"float64": 128}, 2 * 4 * (12 + 8), 1)
-    assert ", 128 B in float64, ≤ 160 B of rows, 1 tensor of unknown size, " in str(call)
+    assert (call.bytes, call.sparse_bytes, call.unknown) == ({"float64": 128}, 2 * 4 * (12 + 8), 1)
+    assert ", 128 B in float64, ≤ 160 B of slices, 1 tensor of unknown size, " in str(call)
 
 
 def test_an_audit_keeps_neither_graph_nor_metadata():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
-    ALGORITHMS,
     IS_TF2,
     XPU,
     evaluate,
@@ -28,7 +27,6 @@ from hier_allreduce import (
 from hier_allreduce.graph.names import variable_names
 from hier_allreduce.graph.rows import variables_in
 
-SHAPES = "all_grads[tower][variable]"
 IN_ORDER = "list the variables in one order on every tower"
 ONE_DEVICE = "a device is a string such as '/gpu:0', a tf.DeviceSpec"
 
@@ -85,10 +83,6 @@ def rows_of_pairs():
     return for_each(lambda grad: (grad, "v"), rows())
 
 
-def indices_of_two_dtypes():
-    return [[slices(dtype=dtype)] for dtype in ("int64", "int32", "int64", "int32")]
-
-
 # a function that makes all_grads, and words of the message
 MATRICES: dict = {
     "a row is missing": (
@@ -102,8 +96,6 @@ MATRICES: dict = {
         "2 rows of gradients for 4 devices",
         "all_grads[tower][variable]",
     ),
-    "a tensor": (lambda: of("float32", [4, 2]), SHAPES, "it is one ", "Tensor"),
-    "None": (lambda: None, SHAPES, "it is one NoneType"),
     "one gradient a tower": (
         lambda: [row[0] for row in rows()],
         "tower 0 (/cpu:0): its row is one",
@@ -120,12 +112,7 @@ MATRICES: dict = {
         "tower 2 (/cpu:2), variable 0",
         IN_ORDER,
     ),
-    "pairs": (rows_of_pairs, "expected a tf.Tensor or tf.IndexedSlices, not tuple"),
-    "indices of two dtypes": (
-        indices_of_two_dtypes,
-        "variable 0",
-        "dtype of the indices differs",
-    ),
+    "pairs": (rows_of_pairs, "expected a tf.Tensor, or tf.IndexedSlices of tensors, not tuple"),
 }
 
 
@@ -137,7 +124,7 @@ def test_a_matrix_of_another_form_is_an_error(graph, case):
 
 # tower, variable, a function that makes its gradient, and words of the message
 GRADIENTS: dict = {
-    "a list": (2, 1, lambda: [1.0, 2.0], "tf.IndexedSlices, not list"),
+    "a list": (2, 1, lambda: [1.0, 2.0], "tf.IndexedSlices of tensors, not list"),
     "an array": (3, 0, lambda: np.zeros(3), "('v0_of_tower0')", "not ndarray"),
     "a bool": (2, 0, lambda: of(tf.bool), "bool has no sum", "cast it to a number"),
     "of another graph": (3, 0, of_another_graph, "does not belong", "graph.as_default()"),
@@ -168,7 +155,7 @@ GRADIENTS: dict = {
         "build the same model",
     ),
     "missing": (1, 0, lambda: None, "None on towers [1]", "missing='zeros'"),
-    "fewer indices than rows": (
+    "fewer indices than slices": (
         1,
         0,
         lambda: slices((3, 2), (2,)),
@@ -179,9 +166,9 @@ GRADIENTS: dict = {
         1,
         0,
         lambda: tf.IndexedSlices(of("float32", [1, 2]), np.array([0])),
-        "not with indices that are ndarray",
+        "tf.IndexedSlices of tensors, not ndarray",
     ),
-    "rows of another shape": (
+    "slices of another shape": (
         1,
         1,
         lambda: slices(shape=(1, 2)),
@@ -207,8 +194,6 @@ DEVICES = [
     (["/cpu:0", b"/cpu:1", "/cpu:2", "/cpu:3"], "tower 1: b'/cpu:1' is not a device"),
     (["/cpu:0", "nonsense", "/cpu:2", "/cpu:3"], "tower 1: 'nonsense' is not a device", ONE_DEVICE),
     (["/cpu:0", "/cpu:one", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:one' is not a device"),
-    (["/cpu:0", "/cpu:-1", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:-1' is not a device"),
-    (["/cpu:0", "/device:XLA_CPU:1"], "tower 1: /device:XLA_CPU:1 is a device of XLA", "'/gpu:0'"),
     ("/cpu:0", "devices must be a list with one device for each tower, not '/cpu:0'"),
     ({"/cpu:0"}, "devices must be a list with one device for each tower, not {'/cpu:0'}"),
     (None, "devices must be a list with one device for each tower, not None"),
@@ -234,7 +219,7 @@ OPTIONS: list = [
     (
         {"strategy": Strategy(lambda devices, chunk: [])},
         "<lambda>(4, 0)",
-        "on tower 0, misses towers [1, 2, 3]",
+        "in the end towers [0, 1, 2, 3] do not have the sum of all towers",
     ),
     ({"strategy": 5}, "strategy=5", "expected a Strategy"),
     (
@@ -260,52 +245,16 @@ def test_an_unknown_option_is_pythons_own_error(graph, function):
     assert not [op for op in graph.get_operations() if "hier_allreduce" in op.name]
 
 
-@pytest.mark.parametrize("average", ["sum", 1, None])
+@pytest.mark.parametrize("average", ["sum", 2, None])
 def test_average_is_true_or_false(graph, average):
-    words = [f"average={average!r}", "True for the mean, False for the sum"]
+    words = [f"average={average!r}: expected True or False"]
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), average=average)
-
-
-@pytest.mark.parametrize("name", ["a b", "/x", "a/", "_a", "-a", "é", 7])
-def test_the_name_is_a_name_scope(graph, name):
-    words = [f"name={name!r} is not a name scope"]
-    raises(words, allreduce_grads, rows(), gpus_or_cpus(4), name=name)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_integers_have_no_mean(graph, dtype):
     words = ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"]
     raises(words, allreduce_grads, rows(dtype), gpus_or_cpus(4), True)
-
-
-@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
-@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8"])
-def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
-    gpus = [f"/gpu:{k}" for k in range(4)]
-    words = ["tower 0 (/gpu:0), variable 0 ('v0_of_tower0')", dtype, "more than 2 towers", "int32"]
-    raises(words, allreduce_grads, rows(dtype), gpus, strategy=Strategy(algorithm))
-    assert len(allreduce_grads(rows(dtype)[:2], gpus[:2], strategy=Strategy(algorithm))) == 2
-    assert len(allreduce_grads(rows(dtype), ["/cpu:0"] * 4, strategy=Strategy(algorithm))) == 4
-
-
-def test_small_integers_of_unknown_shape_have_no_sums_on_gpus(graph):
-    """tf.add would broadcast them, and GPUs have no AddN for them."""
-    unknown = [[tf1.placeholder(tf.int8, [None])] for _ in range(2)]
-    words = ["variable 0", "int8 of more than 1 tower", "known only when the step runs", "int32"]
-    raises(words, allreduce_grads, unknown, ["/gpu:0", "/gpu:1"])
-    assert len(allreduce_grads(unknown, ["/cpu:0", "/cpu:1"])) == 2
-
-
-def test_rows_of_int64_have_sums_on_cpu_devices_only(graph):
-    sparse = [
-        [tf.IndexedSlices(of("int64", [1, 2]), of("int64", [1]), of("int64", [2]))]
-        for _ in range(2)
-    ]
-    words = ["tower 0 (/gpu:0), variable 0", "rows of int64", "cast them to int32"]
-    for kind in ("auto", "rows", "dense"):
-        raises(words, allreduce_grads, sparse, ["/gpu:0", "/gpu:1"], strategy=Strategy(sparse=kind))
-    assert len(allreduce_grads(sparse, ["/cpu:0", "/cpu:1"])) == 2
-    assert len(allreduce_grads(sparse[:1], ["/gpu:0"])) == 1
 
 
 @pytest.mark.tf2
@@ -342,7 +291,7 @@ def test_a_function_reads_tensors_that_have_values_and_those_around_it():
     assert [total.numpy().tolist() for total in reduce(tf.ones([3]))] == [[2, 2, 2]] * 2
 
 
-def test_rows_without_a_shape_cannot_be_made_dense(graph):
+def test_slices_without_a_shape_cannot_be_made_dense(graph):
     words = ["tower 0 (/cpu:0), variable 0", "no dense_shape", "give dense_shape"]
     raises(
         words,
@@ -539,10 +488,7 @@ def test_variables_that_towers_share_may_be_anywhere(graph):
 
 # a function that makes what stands for a pair, and words of the message
 PAIRS: dict = {
-    "no variable": (
-        lambda grad, var: (grad, None),
-        "expected a variable after the gradient, not None",
-    ),
+    "no variable": (lambda grad, var: (grad, None), "expected a (gradient, variable) pair"),
     "a bool": (lambda grad, var: (tf.cast(grad, tf.bool), var), "('b')", "bool has no sum"),
     "a gradient": (lambda grad, var: grad, "expected a (gradient, variable) pair"),
     "a tuple of one": (lambda grad, var: (grad,), "expected a (gradient, variable) pair"),
@@ -589,8 +535,8 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
         assert len(graph.get_operations()) == built
 
 
-def test_rows_take_the_shape_of_their_variable(graph):
-    """TensorFlow's updates of rows ignore ``dense_shape``, and so some programs write any."""
+def test_slices_take_the_shape_of_their_variable(graph):
+    """TensorFlow's updates of slices ignore ``dense_shape``, and so some programs write any."""
     pairs = []
     for tower in range(2):
         with tf1.device(gpu_or_cpu(tower)):

@@ -50,19 +50,19 @@ def test_every_op_for_dense_gradients_has_a_kernel(graph, dtype):
 
 @pytest.mark.parametrize(
     "dtype", [*FLOATS, "int32"]
-)  # for rows of int64 GPUs have no UnsortedSegmentSum
+)  # for slices of int64 GPUs have no UnsortedSegmentSum
 def test_every_op_for_sparse_and_missing_gradients_has_a_kernel(graph, dtype):
     def row(tower):
-        rows, indices = tf1.placeholder(dtype, [6, 2]), tf1.placeholder("int32", [6])
+        values, indices = tf1.placeholder(dtype, [6, 2]), tf1.placeholder("int32", [6])
         grads = [
-            tf.IndexedSlices(rows, tf.cast(indices, tf.int64), tf.constant([50, 2], tf.int64)),
-            tf.IndexedSlices(rows, indices, tf.constant([50, 2])),
+            tf.IndexedSlices(values, tf.cast(indices, tf.int64), tf.constant([50, 2], tf.int64)),
+            tf.IndexedSlices(values, indices, tf.constant([50, 2])),
             tf1.placeholder(dtype, [9, 9]),
         ]
         return [*grads[:2], *(grads if tower else [None] * 3)]
 
     for algorithm in ALGORITHMS:
-        for sparse, wire_dtype in (("rows", None), ("rows", "float16"), ("dense", None)):
+        for sparse, wire_dtype in (("slices", None), ("slices", "float16"), ("dense", None)):
             strategy = Strategy(algorithm, sparse=sparse, missing="zeros", wire_dtype=wire_dtype)
             allreduce_grads(on_towers(DEVICES, row), DEVICES, dtype in FLOATS, strategy)
     assert without_kernel(graph) == set()

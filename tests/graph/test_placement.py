@@ -1,6 +1,5 @@
 """Devices and names of ops, whatever the scopes around the call, and the parts of an all-reduce."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,8 @@ from helpers.rows import for_each, powers_of_two
 
 from hier_allreduce import (
     Strategy,
-    TowerOptimizer,
     allreduce_grads,
     allreduce_grads_and_vars,
-    allreduce_grads_hierarchical,
 )
 from hier_allreduce.graph import (
     all_gather,
@@ -41,7 +38,6 @@ from hier_allreduce.graph import (
 )
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import all_reduces
-from hier_allreduce.planning.chunks import OwnedBytes
 
 
 def placed(result):
@@ -180,30 +176,6 @@ def test_the_spelling_says_which_host_and_kind(graph, name, spelled):
     assert device_strings([name]) == (spelled,)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        allreduce_grads,
-        allreduce_grads_hierarchical,
-        lambda _, devices: TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), devices),
-    ],
-)
-def test_towers_on_one_device_get_a_warning_at_the_programs_line(graph, call):
-    words = "2 towers are on one device, /gpu:0, .* name another device for each tower"
-    grads = gradients_on([""] * 3, powers_of_two(3, 1))
-    with pytest.warns(UserWarning, match=words) as seen:
-        call(grads, ["/gpu", "/gpu:1", "/device:GPU:0"])
-    assert {warning.filename for warning in seen} == {__file__}
-
-
-def test_towers_on_devices_of_their_own_get_no_warning(graph):
-    grads = gradients_on([""] * 3, powers_of_two(3, 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for devices in (["/gpu:0", "/gpu:1", "/job:worker/gpu:0"], [None, "", ""]):
-            allreduce_grads(grads, devices)
-
-
 # ---- plain dataflow ------------------------------------------------------------------------------
 
 
@@ -289,8 +261,8 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
     for _ in devices:
         values.append([random.randint(-9, 9, shape).astype("float32") for shape in shapes])
     rows = [[*row, None] for row in gradients_on(devices, values)]
-    owned = OwnedBytes([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
-    layout = checked_layout(checked_call(rows, devices, False, strategy), owned=owned)
+    sizes = [4 * int(np.prod(shape)) for shape in shapes] + [4]
+    layout = checked_layout(checked_call(rows, devices, False, strategy), variable_bytes=sizes)
     totals = reduce_scatter(layout)
     roots = layout.roots()
     assert sorted(roots) == [0, 1, 2, 3, 4]  # the variable without gradients has none
@@ -328,13 +300,12 @@ def test_one_tower_gets_all_sums(graph, algorithm, tower):
         np.testing.assert_array_equal(total, np.full([1500], 31 + 5 * n))
 
 
-@pytest.mark.parametrize("earlier", [[0, 0, 0, 0], [0, 9000, 0, 12000]])
-def test_roots_carry_about_equal_bytes(graph, earlier):
+def test_roots_carry_about_equal_bytes(graph):
     sizes = [5000, 1000, 1000, 3000] * 6
     rows = gradients_on(gpus_or_cpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
     call = checked_call(rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0))
-    layout = checked_layout(call, owned=OwnedBytes(sizes, earlier))
-    loads = list(earlier)
+    layout = checked_layout(call, variable_bytes=sizes)
+    loads = [0] * 4
     for variable, root in layout.roots().items():
         loads[root] += sizes[variable]
     assert max(loads) - min(loads) <= 1000

@@ -14,7 +14,6 @@ from hier_allreduce.planning.algorithms import (
     BY_NAME,
     flat,
     hierarchical,
-    in_groups,
     schedules_of,
     tree,
 )
@@ -41,35 +40,23 @@ def changed(number, *steps):
 @pytest.mark.parametrize(
     "steps, message",
     [
-        (changed(1), r"the last sum, on tower 0, misses towers \[2\]"),
-        (changed(3), r"in the end towers \[1\] do not have the sum; copy it to them"),
+        (changed(1), r"in the end towers \[0, 1, 2\] do not have the sum of all towers"),
+        (changed(3), r"in the end towers \[1\] do not have the sum of all towers"),
         (
             changed(1, Reduce((0, 1), 2)),
             r"Reduce\(srcs=\(0, 1\), dst=2\) adds tower 1 a second time",
         ),
-        (changed(0, Copy(0, 1)), r"Copy\(src=0, dst=1\) comes before a sum, Reduce"),
-        (changed(2, Copy(0, 1)), r"Copy\(src=0, dst=1\) copies the sum of towers \[0, 1\] only"),
-        (changed(0), r"the last sum, on tower 2, misses towers \[1\]"),
-        ([*RIGHT, Copy(0, 1)], r"Copy\(src=0, dst=1\): tower 1 has the sum already"),
-        ([*RIGHT, Copy(0, 2)], r"Copy\(src=0, dst=2\): tower 2 has the sum already"),
-        (
-            changed(0, Reduce((0,), 0)),
-            r"Reduce\(.*\): expected one destination and other towers as sources, from 0 to 2",
-        ),
-        (changed(0, Reduce((), 0)), "expected one destination and other towers"),
+        (changed(0, Copy(0, 1)), r"in the end towers \[0, 1, 2\] do not have the sum"),
+        (changed(2, Copy(0, 1)), r"in the end towers \[0\] do not have the sum"),
+        (changed(0), r"in the end towers \[0, 1, 2\] do not have the sum"),
+        ([*RIGHT, Copy(0, 1)], "3 copies; 3 towers need 2"),
+        ([*RIGHT, Copy(0, 2)], "3 copies; 3 towers need 2"),
+        ([*RIGHT[:2], Copy(2, 0), Copy(0, 1), Copy(1, 0)], "3 copies; 3 towers need 2"),
+        (changed(0, Reduce((0,), 0)), r"Reduce\(.*\) adds tower 0 a second time"),
+        (changed(0, Reduce((), 0)), r"in the end towers \[0, 1, 2\] do not have the sum"),
         (changed(0, Reduce((3,), 0)), r"Reduce\(srcs=\(3,\), dst=0\): .* from 0 to 2"),
         (changed(3, Copy(2, -1)), r"Copy\(src=2, dst=-1\): .* from 0 to 2"),
-        (
-            changed(0, RIGHT[0]._replace(srcs=1)),  # type: ignore[arg-type]
-            r"Reduce\(srcs=1, dst=0\): expected numbers of towers, in srcs a tuple",
-        ),
-        (
-            changed(3, RIGHT[3]._replace(src="2")),  # type: ignore[arg-type]
-            "expected numbers of towers",
-        ),
-        (changed(3, (2, 1)), r"\(2, 1\): expected a Reduce\(srcs, dst\) or a Copy\(src, dst\)"),
-        ([], r"in the end towers|misses towers"),
-        ((Reduce((1,), 0) for _ in iter(int, 1)), r"more than 18 moves; 3 towers need 4"),
+        ([], r"in the end towers \[0, 1, 2\] do not have the sum"),
     ],
 )
 def test_check_names_the_step_and_the_fault(steps, message):
@@ -80,14 +67,17 @@ def test_check_names_the_step_and_the_fault(steps, message):
 @pytest.mark.parametrize(
     "steps, towers, message",
     [
-        (None, 3, "None: expected moves, a list of Reduce and Copy"),
         ([], 0, "towers=0: expected a whole number of 1 or more"),
         ([], "3", "towers='3': expected a whole number"),
     ],
 )
-def test_check_wants_steps_and_a_number_of_towers(steps, towers, message):
+def test_check_wants_a_number_of_towers(steps, towers, message):
     with pytest.raises(HierAllreduceError, match=message):
         check(steps, towers)
+
+
+def test_sums_come_before_copies_as_they_run():
+    assert check([*RIGHT[2:], *RIGHT[:2]], 3) == RIGHT
 
 
 def test_a_schedule_that_is_right_is_kept():
@@ -218,18 +208,16 @@ def test_any_groups_add_up(devices, chunk, rng):
     order = rng.sample(range(devices), devices)
     cuts = sorted(rng.sample(range(1, devices), rng.randint(0, devices - 1)))
     groups = tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, devices]))
-    assert adds_up(check(in_groups(groups)(devices, chunk), devices), devices)
+    assert adds_up(check(hierarchical(devices, chunk, groups), devices), devices)
 
 
-@pytest.mark.parametrize(
-    "groups", [((0, 1),), ((0, 1), (1, 2)), ((0, 1), (2, 3)), ((0, 1, 2), ()), ((0, True), (2,))]
-)
+@pytest.mark.parametrize("groups", [((0, 1),), ((0, 1), (1, 2)), ((0, 1), (2, 3)), ((0, 1, 2), ())])
 def test_groups_that_miss_repeat_or_invent_towers_are_an_error(groups):
     with pytest.raises(
         HierAllreduceError,
         match=r"groups=.* each of towers 0 to 2 once, for instance \(\(0, 1\), \(2,\)\)",
     ):
-        in_groups(groups)(3, 0)
+        hierarchical(3, 0, groups)
 
 
 # ---- functions of users --------------------------------------------------------------------------
@@ -267,7 +255,12 @@ def one_copy_short(devices, chunk):
     [
         (one_copy_short, r"^one_copy_short\(4, 0\): in the end towers \[3\] do not have the sum"),
         (fails, r"^fails\(4, 0\): KeyError: 'no such device'"),
-        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): None: expected moves"),
+        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): TypeError: 'NoneType'"),
+        (lambda devices, chunk: [(0, 1)], r"^<lambda>\(4, 0\): AttributeError: 'tuple'"),
+        (
+            lambda devices, chunk: [Reduce(1, 0)],  # type: ignore[arg-type]
+            r"^<lambda>\(4, 0\): TypeError: 'int'",
+        ),
         (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
         (
             lambda devices, chunk: flat(devices + 1, chunk),

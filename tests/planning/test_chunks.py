@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hier_allreduce.planning.algorithms import flat, hierarchical, schedules_of
-from hier_allreduce.planning.chunks import GradientSize, OwnedBytes, Range, chunks_of
+from hier_allreduce.planning.chunks import GradientSize, Range, chunks_of
 from hier_allreduce.planning.plan import Plan
 from hier_allreduce.planning.schedules import rule, scheduled
 from hier_allreduce.planning.strategy import Strategy, plan_for
@@ -126,12 +126,12 @@ def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     plan = Plan(8, schedules_of(flat, 8), 4 * MIB, "flat", 2 * MIB, whole=True)
     chunks = chunks_of(grads, plan)
-    owned = OwnedBytes([gradient.bytes for gradient in grads], [0] * 8)
+    sizes = [gradient.bytes for gradient in grads]
     loads = [0] * 8
-    roots = [chunk.root for chunk in scheduled(chunks, plan, owned)]
+    roots = [chunk.root for chunk in scheduled(chunks, plan, sizes)]
     for chunk, root in zip(chunks, roots):
         loads[root] += chunk.bytes
     in_two_groups = plan._replace(schedules=schedules_of(hierarchical, 8))
     # slots stay where they are
-    assert [chunk.root for chunk in scheduled(chunks, in_two_groups, owned)] == roots
+    assert [chunk.root for chunk in scheduled(chunks, in_two_groups, sizes)] == roots
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2

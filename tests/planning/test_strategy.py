@@ -60,19 +60,23 @@ def test_a_file_loads(tmp_path, encoding):
         ("algorithm: [", "not readable as YAML"),
         ("chunk_bytes: -1", "chunk_bytes=-1: expected a whole number of 0 or more"),
         ("chunk_bytes: 4095", "chunk_bytes=4095: expected 0, or 4096 bytes or more"),
-        ("chunks: 0", "chunks=0: expected 1 or more"),
-        ("chunks: 8\nchunk_bytes: 4096", "chunks=8: expected 1 or more, and no chunk_bytes"),
+        ("chunks: 0", "chunks=0: expected a whole number of 1 or more"),
+        ("chunks: 8\nchunk_bytes: 4096", "chunks=8: expected no chunk_bytes"),
         ("chunk_bytes: 10MB", "chunk_bytes='10MB': expected"),
         ("main: true", "main=True: expected"),
         ("mains: 0", "'mains' is unknown; there are "),
         ("topology: dgx-1v", "'topology' is unknown"),
         ("wire_dtype: float8", "wire_dtype='float8': expected one of "),
-        ("sparse: maybe", "sparse='maybe': expected one of auto, rows, dense"),
+        ("sparse: maybe", "sparse='maybe': expected one of auto, slices, dense"),
         ("missing: [zeros]", "missing=['zeros']: expected one of"),
         ("edges: none", "edges='none': expected True or False"),
         ("edges: 2", "edges=2: expected True or False"),
         ("edges:", "edges=None: expected True or False"),
-        ("algorithm: tree\ngroups: [[0, 1]]", "groups=((0, 1),) go with algorithm='hierarchical'"),
+        (
+            "algorithm: tree\ngroups: [[0, 1]]",
+            "groups=((0, 1),): expected none, or with them algorithm='hierarchical' or",
+        ),
+        ("algorithm: hierarchical\ngroups: [[0, true]]", "groups=[[0, True]]: expected tuples of"),
         ("algorithm: hierarchical\ngroups: [0, 1]", "groups=[0, 1]: expected tuples of towers"),
     ],
 )
@@ -83,6 +87,16 @@ def test_an_invalid_file_is_an_error_of_one_line_that_names_it(tmp_path, content
         Strategy.load(path)
     text = str(caught.value)
     assert text.startswith(f"{path}: ") and expected in text and "\n" not in text
+
+
+def test_a_large_value_is_shown_in_part(tmp_path):
+    path = tmp_path / "large.yaml"
+    groups = str([[0] * 1000])
+    for algorithm in ("tree", "hierarchical", groups):
+        path.write_text(f"algorithm: {algorithm}\ngroups: {groups}", encoding="utf-8")
+        with pytest.raises(HierAllreduceError) as caught:
+            plan_for(Strategy.load(path), 4)
+        assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(

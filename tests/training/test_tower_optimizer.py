@@ -675,7 +675,7 @@ def test_a_root_that_moves_away_from_its_slots_is_an_error(graph, main):
     optimizer.apply_gradients(rows)
     optimizer.apply_gradients(rows)  # the same variables have the same roots
     before = len(graph.get_operations())
-    words = r"tower 2 .*'tower2_1/b'\): this tower would .* its slots on tower 1; choose"
+    words = r"tower 0 .*'tower0_1/b'\): this tower would .* its slots on tower 1; choose"
     refused = pytest.raises(HierAllreduceError, match=words)
     with contextlib.nullcontext() if main == 0 else refused:
         optimizer.apply_gradients([row[1:] for row in rows])
@@ -1305,13 +1305,13 @@ def changed(change):
         ),
         (
             lambda rows: for_each(lambda pair: (1.0, pair[1]), rows),
-            r"tower 0 \(/.pu:0\).*expected a tf.Tensor or tf.IndexedSlices, not float",
+            r"tower 0 \(/.pu:0\).*expected a tf.Tensor, or tf.IndexedSlices of tensors, not float",
         ),
         (
             lambda rows: for_each(
                 lambda pair: (tf.IndexedSlices(*pair[:1], [0, 1]), pair[1]), rows
             ),
-            r"tower 0 \(/.pu:0\).*not with indices that are list",
+            r"tower 0 \(/.pu:0\).*tf.IndexedSlices of tensors, not list",
         ),
     ],
 )
@@ -1419,7 +1419,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
     "options, words",
     [
         ({"update": "mian"}, "update='mian': expected one of replicated, once, sharded"),
-        ({"average": "sum"}, "average='sum': expected True for the mean"),
+        ({"average": "sum"}, "average='sum': expected True or False"),
         ({"broadcast_every": -2}, "broadcast_every=-2: expected a whole number of 0 or more"),
         ({"broadcast_every": None}, "broadcast_every=None: expected a whole number of 0 or more"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
@@ -1485,13 +1485,8 @@ LAYERS: Dict[str, List[Tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-@pytest.mark.parametrize("losses", [1, 2, 4])
-def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers):
-    """A GAN has two optimizers.
-
-    Variables that share a chunk have their slots on one device, so that chunks must be small enough
-    for a balance.
-    """
+def test_slots_are_balanced(graph, layers):
+    """Variables that share a chunk have their slots on one device, so that chunks must be small."""
     variables = []
     for k, device in enumerate(gpus_or_cpus(8)):
         with tf.device(device), tf1.variable_scope(f"tower{k}"):
@@ -1501,18 +1496,15 @@ def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers
                 for n, shape in enumerate(LAYERS[layers])
             ]
         variables.append(row)
-    for loss in range(losses):
-        optimizer = TowerOptimizer(adam(), gpus_or_cpus(8), update="sharded")
-        trained = [row[loss::losses] for row in variables]
-        rows = for_each(lambda var: (tf.zeros(var.shape), var), trained)
-        optimizer.apply_gradients(rows)
+    optimizer = TowerOptimizer(adam(), gpus_or_cpus(8), update="sharded")
+    rows = for_each(lambda var: (tf.zeros(var.shape), var), variables)
+    optimizer.apply_gradients(rows)
     sizes = bytes_of_slots()
     total = 2 * sum(4 * np.prod(shape) for shape in LAYERS[layers])
     assert sum(sizes.values()) == total and len(sizes) == 8
     assert max(sizes.values()) <= total / 8 + 2 * 4 * 512 * 256  # two slots of the largest layer
-    if losses == 4:
-        optimizer.apply_gradients(rows)  # the same variables again have the same roots
-        assert bytes_of_slots() == sizes
+    optimizer.apply_gradients(rows)  # the same variables again have the same roots
+    assert bytes_of_slots() == sizes
 
 
 def test_a_table_with_sparse_gradients_counts_among_the_slots(graph):

@@ -96,14 +96,14 @@ def test_each_sum_has_its_bytes_and_its_steps(run):
 
 def test_a_candidate_changes_the_plan_and_tells_its_strategy(run):
     plans = []
-    options = ['"flat"', 'hier_allreduce.Strategy("flat", sparse="rows")']
+    options = ['"flat"', 'hier_allreduce.Strategy("flat", sparse="slices")']
     for strategy, changes in [(options[0], {}), (options[1], {"algorithm": "tree"})]:
         values, _, lines = run(strategy=strategy, **changes)
         plans.append(plan_in(lines))
         assert values == [[9.0]] * 3
     assert plans[0] != plans[1]
     built = [line["built"]["strategy"] for line in lines if "built" in line]
-    assert built[0] == {"algorithm": "tree", "sparse": "rows"}
+    assert built[0] == {"algorithm": "tree", "sparse": "slices"}
 
 
 def test_equal_plans_have_equal_digests_and_a_function_has_no_name(run):
@@ -142,7 +142,7 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
 
 def test_a_sparse_gradient_stays_sparse_and_rows_without_any_have_no_steps(run):
-    indices, told, _ = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="rows")')
+    indices, told, _ = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="slices")')
     assert indices == [2] and len(told.times) == 1 and told.built.bytes == 0
 
 
