@@ -65,7 +65,8 @@ def api(path):
     obj = package(distribution)[inside]
     obj = obj.final_target if obj.is_alias else obj
     if obj.is_module:
-        texts = [described(one, f"hier_allreduce.{one.name}") for one in own(obj)]
+        public = filter(is_for_programs, own(obj))
+        texts = [described(one, f"hier_allreduce.{one.name}") for one in public]
         return "\n\n".join([docstring(obj), *texts])
     return described(obj, path)
 
@@ -86,7 +87,7 @@ def described(obj, path):
 
 
 def is_for_programs(member):
-    """Return whether a member of a class is for programs; one without a docstring is not."""
+    """Return whether a member is for programs; one without a docstring is not."""
     return not member.name.startswith("_") and member.name not in HOOKS and bool(member.docstring)
 
 
