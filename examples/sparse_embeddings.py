@@ -4,8 +4,8 @@
     python examples/sparse_embeddings.py --devices 4 --steps 200
 
 A batch uses few rows of the table, and the gradient of ``embedding_lookup`` has only these
-(``tf.IndexedSlices``). Each tower gets their sum, with one slice for each index. The text is Python's
-own help; the model guesses a word from the four before it. TensorFlow 1.15 and 2.
+(``tf.IndexedSlices``). Each tower gets their sum, with one slice for each index. The text is
+Python's own help; the model guesses a word from the four before it. TensorFlow 1.15 and 2.
 """
 
 import argparse

@@ -10,10 +10,10 @@ Importing this package imports no TensorFlow; the first use of a name that needs
 
 from __future__ import annotations
 
+import importlib
 import logging
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING, Any, List
 
-from ._lazy import lazy
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -54,8 +54,17 @@ _PUBLIC = {
 # Its lines are of the level INFO; logging.basicConfig(level="INFO") shows them.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__all__ = sorted(name for public in _PUBLIC.values() for name in public)
-__getattr__ = lazy(__name__, _PUBLIC)
+_MODULE_BY_NAME = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_MODULE_BY_NAME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_BY_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_MODULE_BY_NAME[name]}", __name__)
+    # The package keeps it, so that later uses do not call this function.
+    globals()[name] = getattr(module, name)
+    return globals()[name]
 
 
 def __dir__() -> List[str]:

@@ -43,8 +43,6 @@ def forget_colocation() -> ContextManager:
     """Return a scope in which an outer ``colocate_with`` no longer places ops."""
     # Leaving a colocation also leaves the device scopes around it. So without a colocation this
     # does nothing, and an outer tf.device("/job:worker/task:1") still completes "/gpu:0".
-    if tf.executing_eagerly():
-        return contextlib.nullcontext()
     graph = tf1.get_default_graph()
     if not list(graph._colocation_stack.peek_objs()):
         return contextlib.nullcontext()
@@ -98,8 +96,7 @@ def devices_of_eager_calls() -> List[str]:
     """
     if builds_for_session():
         return []
-    config = tf.config if hasattr(tf.config, "list_logical_devices") else tf.config.experimental
-    return [str(device.name) for device in config.list_logical_devices()]
+    return [str(device.name) for device in tf.config.experimental.list_logical_devices()]
 
 
 def is_auto_clustered() -> bool:

@@ -17,11 +17,10 @@ import numpy as np
 import yaml
 
 from .errors import HierAllreduceError
+from .formatting import shown
 
 # In a checkout it is a link to the folder beside the package.
 _CONFIGS = Path(__file__).resolve().parent / "configs"
-
-_LONGEST = 80  # characters of a value in an error
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -43,10 +42,6 @@ def find(folder: str, name_or_path: Union[str, os.PathLike], also: Sequence[str]
     Raises:
         HierAllreduceError: it is neither; the message lists the presets.
     """
-    if not isinstance(name_or_path, (str, os.PathLike)):
-        raise HierAllreduceError(
-            f"{shown(name_or_path)}: expected the name of one of the {folder}, or a file's path"
-        )
     preset = _CONFIGS / folder / f"{name_or_path}.yaml"
     for path in (Path(name_or_path), preset):
         # A shell's pipe, <(nvidia-smi topo -m), is no regular file, but can be read. A path that is
@@ -60,81 +55,25 @@ def find(folder: str, name_or_path: Union[str, os.PathLike], also: Sequence[str]
     )
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file.
+def read_yaml(path: Path) -> Dict[str, Any]:
+    """Return the ``key: value`` lines of a YAML file. No tag runs any code.
 
     Raises:
-        HierAllreduceError: the file cannot be read.
+        HierAllreduceError: the file cannot be read, is not valid YAML, or has anything but such
+            lines. The message is one line.
     """
     try:
-        return decoded(path.read_bytes())
+        with path.open("rb") as stream:
+            content = yaml.safe_load(stream)
     except OSError as cause:
         raise HierAllreduceError(f"{path}: {cause.strerror}") from None
-
-
-def decoded(data: bytes) -> str:
-    """Return bytes as text: UTF-8 with invalid bytes replaced, or UTF-16, as PowerShell writes."""
-    # UTF-16 begins with a byte order mark, which no UTF-8 text can begin with.
-    is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
-
-
-# ---- YAML ----------------------------------------------------------------------------------------
-
-
-def read_yaml(path: Path) -> Dict[str, Any]:
-    """Return the content of a YAML file.
-
-    Raises:
-        HierAllreduceError: the file cannot be read, is not valid YAML, or no ``key: value`` lines.
-    """
-    content = read_text(path)
-    try:
-        return parse_yaml(content)
-    except HierAllreduceError as cause:
-        raise HierAllreduceError(f"{path}: {cause}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads YAML without aliases, and with each key once.
-
-    A few aliases of aliases are a text of gigabytes as soon as an error shows them. Of a repeated
-    key ``yaml.SafeLoader`` keeps the last one.
-    """
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            anchor = self.peek_event().anchor
-            raise yaml.YAMLError(f"*{anchor} is an alias, which is not read; write its value there")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"the key {key!r} is there twice; keep one of them")
-        return super().construct_mapping(node, deep)
-
-
-def parse_yaml(text: str) -> Dict[str, Any]:
-    """Return the ``key: value`` lines of a YAML text. No tag runs any code.
-
-    Raises:
-        HierAllreduceError: not valid YAML, or anything but such lines. The message is one line.
-    """
-    try:
-        content = _Loader(text).get_single_data()
-    except yaml.MarkedYAMLError as cause:
-        mark = cause.problem_mark or cause.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise HierAllreduceError(f"not readable as YAML{line}: {cause.problem}") from None
     # PyYAML raises errors of many classes, such as ValueError for a date that does not exist.
     except Exception as cause:
-        raise HierAllreduceError(f"not readable as YAML: {' '.join(str(cause).split())}") from None
-    if content is None:
-        raise HierAllreduceError("it is empty: expected `key: value` lines")
+        words = " ".join(str(cause).split())
+        raise HierAllreduceError(f"{path}: not readable as YAML: {words}") from None
     if not isinstance(content, dict):
-        raise HierAllreduceError(f"expected `key: value` lines, not {type(content).__name__}")
+        found = type(content).__name__
+        raise HierAllreduceError(f"{path}: expected `key: value` lines, not {found}")
     return content
 
 
@@ -149,12 +88,6 @@ def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
 
 
 # ---- values --------------------------------------------------------------------------------------
-
-
-def shown(written: Any) -> str:
-    """Return how an error shows a value, which may be the content of a file."""
-    text = repr(written)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def refusal(written: Any, where: str, expected: str) -> HierAllreduceError:

@@ -16,12 +16,14 @@ or Keras.
 
 from __future__ import annotations
 
+_LONGEST = 8000  # characters of a message
+
 
 class HierAllreduceError(Exception):
     """Invalid input, and the base of all errors of this package.
 
     A message may quote a file. Its control characters are shown as escapes, because a terminal
-    would obey them.
+    would obey them. Of a message of megabytes both ends are shown.
     """
 
     # With this constructor a tf.function knows that it can raise the error in its class.
@@ -32,7 +34,9 @@ class HierAllreduceError(Exception):
             character if character.isprintable() or character in "\n\t" else repr(character)[1:-1]
             for character in super().__str__()
         )
-        return "".join(characters)
+        text = "".join(characters)
+        half = _LONGEST // 2
+        return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 class ClusterError(HierAllreduceError, RuntimeError):

@@ -11,8 +11,15 @@ from typing import Iterable, List, Optional, Sequence
 
 _NUMBER = re.compile(r"[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_LONGEST = 80  # characters of a value in an error
 # Frames of these are between a program and this package.
 _BETWEEN = ("hier_allreduce", "tensorflow", "tensorpack")
+
+
+def shown(written: object) -> str:
+    """Return how an error shows a value, which may be the content of a file."""
+    text = repr(written)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def amount(size: float) -> str:

@@ -37,3 +37,9 @@ def test_a_tf_function_raises_an_error_in_its_class(error):
 
 def test_control_characters_of_a_quoted_file_are_shown_as_escapes():
     assert str(ClusterError("a\x1b[31m\n\tb")) == "a\\x1b[31m\n\tb"
+
+
+def test_of_a_message_of_megabytes_both_ends_are_shown():
+    text = str(HierAllreduceError(f"groups={'x' * 1_000_000}: expected tuples of towers"))
+    assert len(text) < 10_000
+    assert text.startswith("groups=xxx") and text.endswith("xxx: expected tuples of towers")

@@ -19,7 +19,7 @@ TOOLS = Path(hier_allreduce_tools.__file__).parent
 
 # A folder imports from those before it only. The first entry is the ground: single files.
 LAYERS = [
-    {"errors", "formatting", "compat", "configs", "graphs", "_lazy", "_version"},
+    {"errors", "formatting", "compat", "configs", "graphs", "_version"},
     {"cluster", "planning"},
     {"graph"},
     {"auditing", "training"},

@@ -15,14 +15,11 @@ from .traffic import OTHER_HOSTS, ExecutedStep, Traffic
 
 # An error message lists that many tensors or updates, because a model may have hundreds.
 _LISTED = 5
-_FETCH = (
-    "fetch the results of all towers and variables: TensorFlow executes nothing else; and build"
-    " tower k's gradients under tf.device(devices[k]): one that is on its root already is not"
-    " copied there"
-)
-_PLACE = (
-    "build tower k's gradients under tf.device(devices[k]): a gradient on another device (a fed"
-    " placeholder is on the client's CPU:0) needs one more copy"
+_REMEDY = (
+    "fetch the results of all towers and variables: TensorFlow executes nothing else. And build"
+    " tower k's gradients under tf.device(devices[k]), which has to exist: one on another device (a"
+    " fed placeholder is on the client's CPU:0) needs one more copy, and one that is on its root"
+    " already is not copied there"
 )
 _KERNEL = (
     "that device has no kernel for it, and soft placement moved it, with its variable. Take"
@@ -38,9 +35,8 @@ class Audited(NamedTuple):
         all_reduce: as it was built: its scope, algorithm, devices and tensors.
         copies: ``{(i, j): count}``, the number of tensors that tower i's device sent to tower j's.
         bytes: ``{"float16": 1024}``, the bytes that crossed, by the dtype in which they did.
-        sparse_bytes: those of sparse gradients, with their indices, which are not in ``bytes``: no
-            more crossed.
-        unknown: the number of tensors that crossed and are in neither: their size is not known.
+        unknown: the number of tensors that crossed and are not in ``bytes``, because their size is
+            known in the step only, as that of sparse gradients is.
         collectives: the number of tensors that crossed between hosts, each counted once.
         left_out: the number of planned copies that did not run, because nobody reads the value, or
             it is a constant, or it was copied for another all-reduce. TensorFlow runs nothing else.
@@ -50,7 +46,6 @@ class Audited(NamedTuple):
     all_reduce: AllReduce
     copies: Counter
     bytes: Counter
-    sparse_bytes: int
     unknown: int
     collectives: int
     left_out: int
@@ -63,8 +58,6 @@ class Audited(NamedTuple):
         findings.append(f"{sum(self.copies.values())} copies{left_out}")
         for dtype, size in sorted(self.bytes.items()):
             findings.append(f"{amount(size)} in {dtype}")
-        if self.sparse_bytes:
-            findings.append(f"≤ {amount(self.sparse_bytes)} of slices")
         if self.unknown:
             findings.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
@@ -134,8 +127,8 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         The copies by pair of towers, and their bytes by dtype; ``print`` it.
 
     Raises:
-        AuditError: copies are missing or too many (the message names chunks and pairs, the reason,
-            and the remedy); or an update left its tower; or the step ran no all-reduce outside of a
+        AuditError: copies are missing or too many (the message names chunks and pairs, and the
+            remedy); or an update left its tower; or the step ran no all-reduce outside of a
             ``tf.compat.v1.cond`` or ``while_loop``; or a device has no number; or the metadata has
             no partition graphs; or no ``tf.function`` with an all-reduce ran for the first time.
     """
@@ -149,23 +142,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             f"the {type(step).__name__} has no partition graphs; run the step with"
             " options=tf.compat.v1.RunOptions(output_partition_graphs=True), run_metadata=…"
         )
-    # Without this check a wrong graph would look like a step without all-reduces.
-    if not all_reduces(graph):
-        raise AuditError(
-            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for"
-            " a tf.function pass a function that runs its first step; an all-reduce inside"
-            " TensorFlow 2's tf.cond or tf.while_loop has other names when it runs and cannot be"
-            " audited)"
-        )
-    return _compare(ExecutedStep(graph, partitions, prefix), graph)
-
-
-def _compare(executed: ExecutedStep, graph: Any) -> Audit:
-    """Return the all-reduces of a graph that an executed step ran as planned.
-
-    Raises:
-        AuditError: it ran none, or not as planned.
-    """
+    executed = ExecutedStep(graph, partitions, prefix)
     calls: List[Audited] = []
     skipped: List[Tuple[str, str]] = []
     for built in all_reduces(graph):
@@ -176,10 +153,11 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
         else:
             calls.append(_audited(built, traffics, executed))
     if not calls:
-        reasons = "; ".join(map(": ".join, skipped))
+        reasons = "; ".join(map(": ".join, skipped)) or "there is none"
         raise AuditError(
-            f"the run has none of the graph's all-reduces ({reasons}); fetch their results (those"
-            " of constants are computed before the step)"
+            f"the run has none of the all-reduces in {graph} ({reasons}). Fetch their results; of"
+            " constants they are computed before the step. Or pass graph=, the one that the session"
+            " ran. Those in TensorFlow 2's tf.cond or tf.while_loop cannot be audited"
         )
     return Audit(tuple(calls), tuple(skipped))
 
@@ -189,9 +167,8 @@ def _reason_to_skip(built: AllReduce, traffics: Sequence[Traffic], graph: Any) -
     # TensorFlow 1 has the branches of a cond or while_loop in the same graph, and partition graphs
     # do not show which branch was taken, or how often.
     ops = [op for op in graph.get_operations() if op.name.startswith(built.scope)]
-    for context in [op._get_control_flow_context() for op in ops]:
-        if context and (context.IsCondContext() or context.IsWhileContext()):
-            return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
+    if any(op._get_control_flow_context() for op in ops):
+        return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
     is_planned = any(traffic.planned for traffic in traffics)
     has_run = any(traffic.ran_at or traffic.executed for traffic in traffics)
     return "" if has_run or not is_planned else "not in this run"
@@ -242,22 +219,19 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
         AuditError: copies are missing or too many, or an update left its tower.
     """
     # Copies come first, because a device that does not exist moves copies and updates.
-    _check_copies(built, traffics, executed)
+    _check_copies(built, traffics, executed.strayed[built.scope])
     moved = list(executed.moved_updates(built))
     if moved:
-        title = f"{built.scope}: an update left its tower"
-        raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
+        raise _error(f"{built.scope}: an update left its tower", moved, "updates", _KERNEL)
     copies: Counter = Counter()
     bytes_by_dtype: Counter = Counter()
-    sparse_bytes = unknown = collectives = left_out = 0
+    unknown = collectives = left_out = 0
     for traffic in traffics:
-        has_crossed = any(traffic.executed.values())
-        if traffic.tensor.elements is None:
-            unknown += has_crossed
-        elif traffic.tensor.is_sparse:
-            sparse_bytes += sum(traffic.bytes_by_dtype().values())
+        elements = traffic.tensor.elements
+        if elements is None or traffic.tensor.is_sparse:
+            unknown += any(traffic.executed.values())
         else:
-            bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
+            bytes_by_dtype.update(traffic.bytes_by_dtype(elements))  # unlike +, this keeps zeros
         left_out += sum((traffic.planned - traffic.executed).values())
         for (src, dst), times in traffic.executed.items():
             if dst == OTHER_HOSTS:
@@ -265,15 +239,12 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
             else:
                 copies[src, dst] += times
     edges = executed.edges_kept(built)
-    return Audited(
-        built, copies, bytes_by_dtype, sparse_bytes, unknown, collectives, left_out, edges
-    )
+    return Audited(built, copies, bytes_by_dtype, unknown, collectives, left_out, edges)
 
 
-def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:
+def _check_copies(built: AllReduce, traffics: Sequence[Traffic], strayed: Sequence[str]) -> None:
     """Raise an AuditError that lists the copies that are missing or too many."""
-    faults = list(executed.strayed[built.scope])
-    advice = _PLACE if faults else _FETCH
+    faults = list(strayed)
     ran_at = set().union(*(traffic.ran_at for traffic in traffics))
     for traffic in traffics:
         missing = traffic.planned - traffic.executed
@@ -285,7 +256,6 @@ def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Execu
             continue
         faults_of_tensor = [f"missing {_arrows(missing)}"] if missing else []
         if extra:
-            advice = _PLACE
             sources = sorted(set().union(*(traffic.sources[pair] for pair in extra)))
             listed = ", ".join(map(repr, sources))
             faults_of_tensor.append(f"not planned {_arrows(extra)} (of {listed})")
@@ -295,24 +265,18 @@ def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Execu
         faults.append(f"{tensor}: {', '.join(faults_of_tensor)}")
     if not faults:
         return
-    # Where nothing ran on a tower, its device explains all faults.
-    idle = executed.idle(built)
-    if idle:
-        advice = (
-            f"no op ran on {', '.join(idle)}: soft placement put its ops elsewhere; choose devices"
-            " that exist"
-        )
     title = (
         f"{built.scope}: the step's copies are not those of the {built.algorithm} plan, by tower"
         " number"
     )
-    raise AuditError("\n".join([title, *_first_ones(faults, "chunks"), advice]))
+    raise _error(title, faults, "chunks", _REMEDY)
 
 
-def _first_ones(lines: Sequence[str], noun: str) -> List[str]:
-    """Return the lines that a message lists, and the number of those that it leaves out."""
-    left_out = len(lines) - _LISTED
-    return [*lines[:_LISTED], *([f"and {left_out} more {noun}"] if left_out > 0 else [])]
+def _error(title: str, faults: List[str], noun: str, remedy: str) -> AuditError:
+    """Return the error that lists the first faults, and the number of those that it leaves out."""
+    if len(faults) > _LISTED:
+        faults = [*faults[:_LISTED], f"and {len(faults) - _LISTED} more {noun}"]
+    return AuditError("\n".join([title, *faults, remedy]))
 
 
 def _arrows(pairs: Counter) -> str:

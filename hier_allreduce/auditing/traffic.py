@@ -6,15 +6,15 @@ A plan has towers where TensorFlow has devices, and recorded tensors where it ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
 from ..errors import AuditError
-from ..graph.devices import device_fields, devices_match, is_among, tower_at
+from ..graph.devices import device_fields, devices_match, tower_at
 from ..graph.op_names import is_of_gradient
 from ..graph.record import AllReduce, SentTensor, all_reduces
-from ..graphs import writes
+from ..graphs import needed_by, writes
 from .partitions import Crossing, crossings
 
 OTHER_HOSTS = "other hosts"
@@ -55,13 +55,12 @@ class Traffic:
         """Return the tower whose device is the executed ``device``; itself if there is none."""
         return _place(device, self.all_reduce.devices)
 
-    def bytes_by_dtype(self) -> Counter:
-        """Return the bytes of the executed copies by dtype; none where the size is not known."""
+    def bytes_by_dtype(self, elements: int) -> Counter:
+        """Return the bytes of the executed copies of a tensor of some elements, by dtype."""
         bytes_by_dtype: Counter = Counter()
-        if self.tensor.elements is not None:
-            for pair, times in self.executed.items():
-                dtype = self.dtypes[pair]
-                bytes_by_dtype[dtype] += times * self.tensor.elements * tf.as_dtype(dtype).size
+        for pair, times in self.executed.items():
+            dtype = self.dtypes[pair]
+            bytes_by_dtype[dtype] += times * elements * tf.as_dtype(dtype).size
         return bytes_by_dtype
 
 
@@ -99,10 +98,11 @@ class ExecutedStep:
             waiting = [self._prefix + op]
             if waiting[0] not in sources_by_name:
                 waiting = [name for name in sources_by_name if name.startswith(f"{waiting[0]}/")]
-            kept += self._prefix + total in _all_before(waiting, sources_by_name)
+            before = needed_by(waiting, sources_of=lambda name: sources_by_name.get(name, []))
+            kept += self._prefix + total in before
         return kept
 
-    def _owner(self, op: str) -> Optional[Traffic]:
+    def _traffic_of(self, op: str) -> Optional[Traffic]:
         """Return the traffic of the tensor to which an op belongs by its name; None for others."""
         # The longest scope counts, because the name of a tensor may begin with that of another.
         while "/" in op:
@@ -119,8 +119,8 @@ class ExecutedStep:
             copied_by_op[self._prefix + traffic.tensor.copied].add(traffic)
         passing: List[Tuple[Traffic, Pair]] = []
         for crossing in crossings(partitions):
-            reading = set(filter(None, map(self._owner, crossing.readers)))
-            sending = set(filter(None, [self._owner(crossing.op)])) | copied_by_op[crossing.op]
+            reading = set(filter(None, map(self._traffic_of, crossing.readers)))
+            sending = set(filter(None, [self._traffic_of(crossing.op)])) | copied_by_op[crossing.op]
             for traffic in reading | sending:
                 pair = traffic.place(crossing.src), traffic.place(crossing.dst)
                 traffic.sources[pair].add(crossing.op)
@@ -138,18 +138,18 @@ class ExecutedStep:
                 traffic.add(traffic.executed, pair)
         # Collectives count apart, because no partition shows what crosses between hosts.
         for node in self._nodes:
-            owner = self._owner(node.name)
-            if owner is None:
+            known = self._traffic_of(node.name)
+            if known is None:
                 continue
-            owner.ran_at.add(owner.place(node.device))
+            known.ran_at.add(known.place(node.device))
             if node.op.startswith(_COLLECTIVE):
-                pair = (owner.place(node.device), OTHER_HOSTS)
-                owner.add(owner.executed, pair)
-                owner.dtypes[pair] = tf.as_dtype(node.attr["T"].type).name
+                pair = (known.place(node.device), OTHER_HOSTS)
+                known.add(known.executed, pair)
+                known.dtypes[pair] = tf.as_dtype(node.attr["T"].type).name
         for op in self._graph.get_operations():
-            owner = self._owner(self._prefix + op.name)
-            if owner is not None and op.type.startswith(_COLLECTIVE):
-                owner.add(owner.planned, (owner.place(op.device), OTHER_HOSTS))
+            known = self._traffic_of(self._prefix + op.name)
+            if known is not None and op.type.startswith(_COLLECTIVE):
+                known.add(known.planned, (known.place(op.device), OTHER_HOSTS))
 
     def _note_strayed(self, crossing: Crossing) -> None:
         """Note a gradient that is cut elsewhere than where it was computed.
@@ -164,11 +164,6 @@ class ExecutedStep:
                 dst = _place(crossing.dst, all_reduce.devices)
                 line = f"{crossing.op!r}: not planned {src}→{dst}, before it is cut"
                 self.strayed[all_reduce.scope].append(line)
-
-    def idle(self, all_reduce: AllReduce) -> List[str]:
-        """Return the devices of an all-reduce on which no op ran."""
-        used = {node.device for node in self._nodes}
-        return [device for device in all_reduce.devices if not is_among(device, used)]
 
     def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
         """Yield a line for each update of a variable that ran elsewhere than on its tower."""
@@ -188,18 +183,6 @@ def _place(device: str, devices: Sequence[Any]) -> Place:
     """Return the first tower whose device is the executed ``device``; itself if there is none."""
     tower = tower_at(device, devices)
     return device if tower is None else tower
-
-
-def _all_before(names: Sequence[str], sources_by_name: Mapping[str, Sequence[str]]) -> Set[str]:
-    """Return the nodes that some nodes need, by data or control edges, and these themselves."""
-    found: Set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += sources_by_name.get(name, ())
-    return found
 
 
 def check_devices(all_reduce: AllReduce) -> None:

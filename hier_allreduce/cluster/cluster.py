@@ -15,23 +15,16 @@ different devices.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from typing import Any, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import tf1
+from ..configs import one_of
 from ..errors import ClusterError
 from ..graphs import memory_of
-from .collectives import (
-    ENGINES,
-    FIRST_OF_SESSIONS,
-    RING,
-    compared_variables,
-    fingerprints,
-    has_sum,
-)
+from .collectives import ENGINES, RING, fingerprints, has_sum
 from .environment import Job, job_of, split_address
 from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
@@ -87,20 +80,15 @@ class Cluster:
             communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
-            ClusterError: an invalid or repeated address, a task that is not an index of the list,
-                an unknown engine, or a number of seconds that is not positive.
+            ClusterError: an invalid or repeated address, or a task that is not one of the hosts.
+            HierAllreduceError: an unknown engine.
         """
         if len(set(map(split_address, hosts))) < len(hosts):
             raise ClusterError(f"hosts={hosts!r}: each host needs an address of its own")
         if task not in range(len(hosts)):
             raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
         # TensorFlow would choose NCCL for another word, and its order would not be checked.
-        if communication not in ENGINES:
-            raise ClusterError(f"communication={communication!r}: expected one of {ENGINES}")
-        seconds = (timeout, start_timeout, stall_timeout)
-        # A host would wait for ever: no time is later than "nan".
-        if not all(0 < each < math.inf for each in seconds):
-            raise ClusterError(f"timeouts of {seconds} s: expected more than 0, and finite ones")
+        one_of(communication, "communication", ENGINES)
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
         self.devices_per_host = int(devices_per_host)
@@ -109,9 +97,8 @@ class Cluster:
         self.stall_timeout = float(stall_timeout)
         self._job = Job(self.hosts, self.task)
         self.ops = SharedOps(self._job, self.devices_per_host, communication)
-        # All hosts count sessions and their collectives alike, because they open them in one order.
+        # All hosts count sessions alike, because they open them in one order.
         self._sessions = itertools.count()
-        self._instances = itertools.count(FIRST_OF_SESSIONS)
         self._server: Any = None
 
     @classmethod
@@ -162,7 +149,8 @@ class Cluster:
         """Return a session of this host, once all hosts are there and have built the same graph.
 
         Before all-reduces 1, 2, 3, 5, 9, … and after each 1000, hosts compare the values of the
-        trainable variables that the graph has now.
+        trainable variables that the graph has now, unless a ``TowerOptimizer`` with
+        ``check_replicas_every=0`` is in it.
 
         Args:
             graph: the current one by default.
@@ -182,9 +170,11 @@ class Cluster:
         graph = graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
+        memory = memory_of(graph)
         # A host that cannot compare its weights must say so before the others wait for it. Without
         # an all-reduce no step compares them, so the graph may be finalized.
-        weights = fingerprints(graph) if has_sum(graph.get_operations()) else None
+        compares = memory.compares_hosts and has_sum(graph.get_operations())
+        weights = fingerprints(graph) if compares else {}
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
         health = HealthCheck(self.hosts, self.task, self.timeout)
@@ -197,7 +187,6 @@ class Cluster:
             health,
             self.stall_timeout,
             index=next(self._sessions),
-            instances=self._instances,
             weights=weights,
         )
         # Hosts with other settings would build equal graphs, and wait for each other for ever.
@@ -205,9 +194,9 @@ class Cluster:
             f"devices_per_host: {self.devices_per_host}",
             f"TensorFlow: {tf.__version__}",
             f"hosts: {self.hosts}",
-            f"trainable variables: {len(compared_variables(graph))}",
+            f"trainable variables to compare: {len(weights)}",
         ]
-        session.begin([*lines, *memory_of(graph).shared_lines], self.start_timeout)
+        session.begin([*lines, *memory.shared_lines], self.start_timeout)
         return session
 
     def check_session(self, session: Any) -> None:
@@ -221,17 +210,3 @@ class Cluster:
             raise ClusterError(
                 f"a {type(session).__name__} does not know the other hosts: open cluster.session()"
             )
-
-    def check_weights(self, session: Any) -> None:
-        """Check that all hosts hold the same values of all trainable variables; all must call it.
-
-        Args:
-            session: from :meth:`session`.
-
-        Raises:
-            ClusterError: variables differ, and are named; or as :meth:`check_session`.
-            RuntimeError: TensorFlow's, if the graph was finalized without ops that compare them.
-        """
-        self.check_session(session)
-        if self.size > 1:
-            session.compare_weights()

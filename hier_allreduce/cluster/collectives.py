@@ -15,7 +15,7 @@ tensors that do not belong together, or wait for ever, so :func:`check_order` ch
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple
+from typing import Any, Dict, Iterable, List
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
@@ -40,14 +40,11 @@ FIRST_IN_GRAPHS = 0x484100
 # The number of the first collective by which sessions compare hosts:
 FIRST_OF_SESSIONS = 0x5841
 
-# TensorFlow knows the function that raises the error by this name.
-_NO_GRADIENT = "HierAllreduceOverHosts"
 # The types of ops that this module adds to users' graphs.
 _TYPES = ("CollectiveReduce", "CollectiveBcastSend", "CollectiveBcastRecv")
 
-# The dtypes in which tensors cross, by their own: a wider one where collectives have no kernels. A
-# tensor of another dtype cannot cross.
-CROSSING_DTYPES = {
+# The dtypes in which tensors cross, by their own: a wider one where collectives have no kernels.
+_CROSSING_DTYPES = {
     **dict.fromkeys(["bool", "int8", "uint8", "int16", "uint16", "int32"], "int64"),
     **dict.fromkeys(["float16", "bfloat16"], "float32"),
     **{dtype: dtype for dtype in COLLECTIVE_DTYPES},
@@ -57,14 +54,23 @@ CROSSING_DTYPES = {
 # ---- ops -------------------------------------------------------------------------------------
 
 
+def crossing_dtype(dtype: str, what: str) -> str:
+    """Return the dtype in which tensors of a dtype cross.
+
+    Raises:
+        ClusterError: they cannot; it begins with ``what`` they are.
+    """
+    if dtype not in _CROSSING_DTYPES:
+        raise ClusterError(f"{what}: {dtype} cannot cross between hosts; cast it, or leave it out")
+    return _CROSSING_DTYPES[dtype]
+
+
 def add_up(tensor: Any, job: Job, group: int, instance: int, engine: str) -> Any:
     """Return the sum of this tensor and those of the collectives with this number on other hosts.
 
     It is called under the device by which this host is in ``group``.
     """
-    without_gradient = {"CollectiveReduce": _NO_GRADIENT}
-    overridden = tf1.get_default_graph().gradient_override_map(without_gradient)
-    with tf1.device(_here(job)), overridden:
+    with tf1.device(_here(job)):
         return collective_ops.all_reduce(
             tensor, len(job.hosts), group, instance, "Add", "Id", communication_hint=engine
         )
@@ -84,7 +90,7 @@ def gather(integers: Any, job: Job, instance: int) -> Any:
 def send(variable: Any, job: Job, instance: int) -> Any:
     """Return an op that copies the chief's value of a variable to the other hosts."""
     dtype = variable.dtype.base_dtype
-    wide = tf.as_dtype(CROSSING_DTYPES[dtype.name])
+    wide = tf.as_dtype(crossing_dtype(dtype.name, variable.op.name))
     hosts = len(job.hosts)
     with tf1.device(f"{_here(job)}/cpu:0"):
         if job.task == 0:
@@ -103,14 +109,6 @@ def _here(job: Job) -> str:
     return f"/job:worker/replica:0/task:{job.task}"
 
 
-@tf.RegisterGradient(_NO_GRADIENT)
-def _no_gradient(op: Any, grad: Any) -> Any:
-    raise ClusterError(
-        f"{op.name!r}: the result of an all-reduce over several hosts has no gradient. Take"
-        " gradients of what each tower computes before it, or use tf.stop_gradient"
-    )
-
-
 # ---- fingerprints of weights -----------------------------------------------------------------
 
 
@@ -122,33 +120,27 @@ def fingerprint(tensor: Any) -> Any:
         return tf.bitcast(eight_bytes, tf.int64)[0]
 
 
-class Fingerprint(NamedTuple):
-    """A trainable variable's name, a tensor that tells whether it has a value, and the value's."""
+def fingerprints(graph: Any) -> Dict[str, Any]:
+    """Return a fingerprint of each trainable variable, by its name; add those that are missing.
 
-    name: str
-    is_set: Any
-    value: Any
-
-
-def compared_variables(graph: Any) -> Dict[str, Any]:
-    """Return the variables whose values hosts compare, by name: trainable ones."""
+    That of a variable without a value is 0.
+    """
     trainable = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-    return {str(variable.op.name): variable for variable in trainable}
-
-
-def fingerprints(graph: Any) -> List[Fingerprint]:
-    """Return a fingerprint for each of :func:`compared_variables`; add those that are missing."""
-    variable_by_name = compared_variables(graph)
-    tensors_by_name = memory_of(graph).compared
-    missing = [name for name in variable_by_name if name not in tensors_by_name]
+    variable_by_name = {str(variable.op.name): variable for variable in trainable}
+    names = memory_of(graph).compared
     with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
-        for name in missing:
-            variable = variable_by_name[name]
-            is_set = tf1.is_variable_initialized(variable)
-            bits = fingerprint(tf.convert_to_tensor(variable))
-            tensors_by_name[name] = (str(is_set.name), str(bits.name))
-    tensor = graph.get_tensor_by_name
-    return [Fingerprint(name, *map(tensor, tensors_by_name[name])) for name in variable_by_name]
+        for name, variable in variable_by_name.items():
+            if name not in names:
+                names[name] = str(_fingerprint_or_0(variable).name)
+    return {name: graph.get_tensor_by_name(names[name]) for name in variable_by_name}
+
+
+def _fingerprint_or_0(variable: Any) -> Any:
+    return tf1.cond(
+        tf1.is_variable_initialized(variable),
+        lambda: fingerprint(variable.read_value()),
+        lambda: tf.constant(0, tf.int64),
+    )
 
 
 # ---- the collectives of a step ---------------------------------------------------------------

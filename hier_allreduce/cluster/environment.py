@@ -68,9 +68,8 @@ def job_of(environ: Mapping[str, str]) -> Job:
         counts = variable in sizes or _OF_NODES.search(variable)
         if counts and not is_of_step and written.isdecimal() and int(written) > 1:
             raise ClusterError(
-                f"{variable}={written!r}: this process seems to be one of several, but there is no"
-                f" TF_CONFIG, and each would train a model alone. Set TF_CONFIG={_EXAMPLE}, or"
-                " TF_CONFIG={} if each shall; Slurm needs srun --ntasks-per-node=1 instead"
+                f"{variable}={written!r}: without TF_CONFIG each process would train alone. Set"
+                f" TF_CONFIG={_EXAMPLE}, or TF_CONFIG={{}} if each shall; on Slurm use srun"
             )
     return ALONE
 
@@ -83,9 +82,6 @@ def _from_tf_config(written: str) -> Job:
         hosts_by_job = {job: hosts for job, hosts in content["cluster"].items() if hosts}
         own_job = content["task"]["type"]
         index = int(str(content["task"]["index"]))  # 1 and "1", but not true or 1.7
-        # TensorFlow's resolver takes this for one host, too.
-        if not hosts_by_job and index == 0:
-            return ALONE
         # The chief is host 0, because it comes before the workers in every process.
         chiefs = hosts_by_job.pop("chief", [])
         workers = hosts_by_job.pop("worker", [])
@@ -106,8 +102,8 @@ def _from_slurm(environ: Mapping[str, str], tasks: str) -> Job:
     nodes = expand(environ.get("SLURM_STEP_NODELIST", ""))
     if str(len(nodes)) != tasks:
         raise ClusterError(
-            f"srun has started {tasks} tasks on {len(nodes)} nodes, and one process uses all"
-            " devices of its node: use srun --ntasks-per-node=1"
+            f"{tasks} tasks on {len(nodes)} nodes: use srun --ntasks-per-node=1, because one task"
+            " uses all devices of its node"
         )
     port = _PORTS_OF_JOBS[int(environ["SLURM_JOB_ID"]) % len(_PORTS_OF_JOBS)]
     # SLURM_PROCID would be wrong, because it need not follow the list.

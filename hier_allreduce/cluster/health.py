@@ -10,7 +10,7 @@ A collective cannot tell a host that saves from one that is dead, and neither ca
 it. A gRPC server can: it answers a new connection with its HTTP/2 settings, from a thread that
 nothing else uses, whatever its process computes. That answer is the heartbeat. A process that has
 ended refuses the connection. One that is frozen, or whose machine is down, stays silent. Another
-program on the port, such as a web server, gives another answer.
+program on the port, such as a web server, gives another answer, and counts as none.
 
 This module needs no TensorFlow.
 """
@@ -29,10 +29,9 @@ from .environment import split_address
 START_AGAIN = "Start all hosts again, from the last checkpoint"
 GONE = (
     "is not listening: its process has ended (by an error, or after fewer steps than here), or"
-    " never started"
+    " never started, or another program has its port"
 )
 SILENT = "does not answer: its process is frozen, or its machine or network is down"
-STRANGE = "is no TensorFlow server: another program listens at this address"
 _INTERRUPTED = "an earlier run was interrupted and still waits for other hosts"
 
 # The client's connection preface, then an empty SETTINGS frame (RFC 7540, section 3.5).
@@ -52,7 +51,7 @@ class HealthCheck:
         self._address_by_task = {k: address for k, address in enumerate(hosts) if k != task}
         # Whether a call waits: also one that was abandoned, or interrupted by Ctrl-C.
         self.is_waiting = False
-        self._fault = ""  # why the call that still waits was abandoned
+        self._fault = _INTERRUPTED  # or why the call that still waits was abandoned
 
     def wait(self, function: Callable[[], Any], seconds: float, doing: str) -> Any:
         """Return or raise the result of ``function()``, which waits for the other hosts.
@@ -66,7 +65,7 @@ class HealthCheck:
                 call is abandoned. Or an earlier call was, and still waits.
         """
         if self.is_waiting:
-            raise ClusterError(f"{self._fault or _INTERRUPTED}. {START_AGAIN}")
+            raise ClusterError(f"{self._fault}. {START_AGAIN}")
         call: futures.Future = futures.Future()
         end = time.monotonic() + seconds
         # A call that is stuck must not keep the interpreter from exiting.
@@ -100,27 +99,17 @@ class HealthCheck:
         """
         time.sleep(2 * self.interval)
 
-    def fault(self, seconds: float = 0.0) -> str:
-        """Return which hosts are gone or silent; empty if none is, even after ``seconds``.
-
-        One that does not answer, or cannot be asked, is asked twice.
-        """
-        end = time.monotonic() + seconds
-        while True:
-            fault_by_task = self._faults(self._address_by_task)
-            # A host under load may be late once. The look-up of a name may fail once, and at once.
-            faults = set(fault_by_task.values())
-            if faults - {GONE, STRANGE}:
-                if SILENT not in faults:
-                    time.sleep(self.interval)
-                suspects = {task: self._address_by_task[task] for task in fault_by_task}
-                fault_by_task = self._faults(suspects)
-            if fault_by_task or time.monotonic() > end:
-                return "; ".join(
-                    f"host {task} ({self._address_by_task[task]}) {fault}"
-                    for task, fault in fault_by_task.items()
-                )
-            time.sleep(_PAUSE)
+    def fault(self) -> str:
+        """Return which hosts are gone or silent; empty if none is."""
+        fault_by_task = self._faults(self._address_by_task)
+        # A host under load may be late once, and the look-up of a name may fail once.
+        if set(fault_by_task.values()) - {GONE}:
+            time.sleep(self.interval / 2)
+            fault_by_task = self._faults({k: self._address_by_task[k] for k in fault_by_task})
+        return "; ".join(
+            f"host {task} ({self._address_by_task[task]}) {fault}"
+            for task, fault in fault_by_task.items()
+        )
 
     def _faults(self, address_by_task: Dict[int, str]) -> Dict[int, str]:
         """Ask hosts at once; return ``{task: fault}`` of hosts without an answer in time."""
@@ -172,12 +161,10 @@ def heartbeat(address: str, seconds: float) -> str:
         with socket.create_connection(split_address(address), seconds) as connection:
             connection.sendall(_PREFACE)
             answer = connection.makefile("rb").read(5)
-            if not answer:
-                return GONE
-            return "" if answer[3:] == _SETTINGS else STRANGE
+            return "" if answer[3:] == _SETTINGS else GONE
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
         return GONE
     except (socket.timeout, TimeoutError):
         return SILENT
     except (OSError, UnicodeError) as error:  # an invalid name is a UnicodeError
-        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
+        return f"cannot be reached: {error}"

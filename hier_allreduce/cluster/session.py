@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
 import threading
+import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -22,24 +22,25 @@ import tensorflow as tf
 from ..compat import tf1
 from ..errors import ClusterError
 from ..formatting import count
-from .collectives import Fingerprint, check_order, collectives_of, fingerprints, gather, has_sum
+from .collectives import FIRST_OF_SESSIONS, check_order, collectives_of, gather, has_sum
 from .environment import Job, split_address
 from .health import START_AGAIN, HealthCheck
 
 # TensorFlow numbers the steps of a sequence. The key of a sequence is a random number of 64 bits,
-# unless a run gives one; ours are this number and the next ones.
+# unless a run gives one. Each session has two, with keys from this one on.
 _FIRST_SEQUENCE = 0x48410000
-# A step that fails because it has failed on another host has one of these errors.
+# A step that fails because of another host has one of these errors, or one that is about its
+# incarnation, which is what TensorFlow calls a process.
 _FROM_OTHER_HOSTS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.InternalError,
+    tf.errors.UnavailableError,
 )
-# TensorFlow calls a process so.
 _INCARNATION = "incarnation"
-_RESTARTED = (
-    "all hosts answer, but one has started again, or was lost for a moment; or an op here, such as"
-    " one that reads data, is unavailable"
+_NO_HOST_IS_GONE = (
+    "all hosts answer, but one has started again, or was lost for a moment, or an op has failed."
+    " TensorFlow's error"
 )
 _LONGEST = 300  # characters of TensorFlow's error in ours
 # A process that ends may close its connections before its port.
@@ -56,7 +57,8 @@ _EQUAL_AT_START = (
 )
 _EQUAL_UPDATES = (
     "Every host needs the same optimizer with the same numbers, such as its rate, the same update,"
-    " and the same changes of variables between steps"
+    " and the same changes of variables between steps. If they only round differently, as other"
+    " processors may, TowerOptimizer(check_replicas_every=0) compares nothing"
 )
 
 
@@ -67,7 +69,7 @@ class ClusterSession(tf1.Session):
     can be no other. TensorFlow would give the next step the same number, so it could meet hosts
     that are still in the failed one.
 
-    ``index`` and ``instances`` are the same on all hosts.
+    ``index`` is the same on all hosts.
     """
 
     def __init__(
@@ -79,18 +81,22 @@ class ClusterSession(tf1.Session):
         health: HealthCheck,
         stall_timeout: float,  # seconds that a live host may keep the others waiting in a step
         index: int,  # of this session among the cluster's
-        instances: Iterator[int],  # the numbers of collectives that sessions add
-        weights: Optional[List[Fingerprint]],  # None if no step compares them
+        weights: Mapping[str, Any],  # the fingerprints that steps compare, by the variable's name
     ):
         super().__init__(target, graph, config)
         self._job = job
         self._health = health
         self._stall_timeout = stall_timeout
-        self._sequence = _FIRST_SEQUENCE + index
-        self._instances = instances
-        # Collectives of this class have a graph of their own, because the user's may be finalized.
+        self._sequence = _FIRST_SEQUENCE + 2 * index
+        # TensorFlow gives the number of a step that failed to the next one of its sequence, and
+        # may still be tidying up after the first one, on any host, while the second one sends. So
+        # the only one that may follow, in which hosts end together, is of another sequence.
+        self._last_sequence = self._sequence + 1
+        # The hosts' table has a graph of its own, because the user's may be finalized.
         self._own = tf1.Session(target, tf.Graph(), config)
-        self._table_by_length: Dict[int, Tuple[Any, Any]] = {}
+        with self._own.graph.as_default():
+            self._integers = tf1.placeholder(tf.int64, [None])
+            self._gathered = gather(self._integers, job, FIRST_OF_SESSIONS + index)
         # Whether it will meet the others at the end: once it has joined them, and until a host is
         # lost, or this one leaves.
         self._is_joined = False
@@ -133,8 +139,12 @@ class ClusterSession(tf1.Session):
                 if self._sums & (self._sums - 1) == 0 or self._sums % 1000 == 0:
                     self._compare_weights()
                 self._sums += 1
-            numbered = self._numbered(options)
-            return self._watched(lambda: run(fetches, feed_dict, numbered, run_metadata))
+            numbered = _numbered(self._sequence, options)
+            return self._watched(
+                lambda: run(fetches, feed_dict, numbered, run_metadata),
+                self._stall_timeout,
+                "in a step",
+            )
 
     def make_callable(
         self, fetches: Any, feed_list: Any = None, accept_options: bool = False
@@ -155,57 +165,32 @@ class ClusterSession(tf1.Session):
         finally:
             self._step.release()
 
-    def _numbered(self, options: Optional[Any] = None) -> Any:
-        """Return the options of a step with the other hosts.
+    def _watched(self, step: Callable[[], Any], seconds: float, doing: str) -> Any:
+        """Return the result of a step with the other hosts; note its error for the next ones.
 
-        TensorFlow numbers the steps of a set of collectives: a host asks host 0 for the next number
-        when it first needs it. If a ``tf.cond`` skips all collectives in host 0's first step, that
-        may be over before host 1 asks, and their numbers differ for ever. So all steps are of one
-        sequence, which begins with the comparison of the graphs.
+        ``seconds`` and ``doing`` are those of :meth:`HealthCheck.wait`.
         """
-        numbered = tf1.RunOptions()
-        numbered.CopyFrom(options or tf1.RunOptions())
-        numbered.experimental.collective_graph_key = self._sequence
-        return numbered
-
-    def _watched(self, step: Callable[[], Any]) -> Any:
-        """Return the result of a step with the other hosts; note its error for the next ones."""
         try:
-            return self._wait(step, self._stall_timeout, "in a step")
+            return self._health.wait(step, seconds, doing)
         except ClusterError as error:
             self._is_joined = False
             self._fault = str(error)
             raise
         except tf.errors.OpError as error:
-            is_end = isinstance(error, tf.errors.OutOfRangeError)
-            cause = "the end of its data" if is_end else type(error).__name__
+            words = str(error.message)
+            if isinstance(error, _FROM_OTHER_HOSTS) or _INCARNATION in words:
+                time.sleep(_CLOSING_SECONDS)
+                fault = self._health.fault() or f"{_NO_HOST_IS_GONE}: {words[:_LONGEST]}"
+                self._health.let_others_find_it()
+                self._is_joined = False
+                self._fault = f"{fault}. {START_AGAIN}"
+                raise ClusterError(self._fault) from error
             self._fault = (
-                f"this host's last step with the other hosts ended with {cause}, and the others"
-                " might take another one for it. Let the data repeat (dataset.repeat()) and run the"
-                " same number of steps on every host; or open a session for each epoch"
+                f"this host's last step with the other hosts ended with {type(error).__name__}, and"
+                " the others might take another one for it. Let the data repeat (dataset.repeat())"
+                " and run the same number of steps on every host; or open a session for each epoch"
             )
             raise
-
-    def _wait(self, step: Callable[[], Any], seconds: float, doing: str) -> Any:
-        """Return the result of a step with the other hosts, as :meth:`HealthCheck.wait` does.
-
-        Raises:
-            ClusterError: also if TensorFlow's error comes from a host that is gone.
-        """
-        try:
-            return self._health.wait(step, seconds, doing)
-        except tf.errors.OpError as error:
-            # A host that starts again is another process for TensorFlow, in another incarnation.
-            is_unavailable = isinstance(error, tf.errors.UnavailableError)
-            was_lost = is_unavailable or _INCARNATION in str(error.message)
-            if not (was_lost or isinstance(error, _FROM_OTHER_HOSTS)):
-                raise
-            fault = self._health.fault(_CLOSING_SECONDS)
-            if not (fault or was_lost):
-                raise
-            self._health.let_others_find_it()
-            cause = fault or f"{_RESTARTED}. TensorFlow's error: {str(error.message)[:_LONGEST]}"
-            raise ClusterError(f"{cause}. {START_AGAIN}") from error
 
     # ---- comparisons -------------------------------------------------------------------------
 
@@ -215,58 +200,43 @@ class ClusterSession(tf1.Session):
         Raises:
             ClusterError: a host is gone, or has other lines; the message names it and them.
         """
-        for task, joined in enumerate(self._texts("\n".join(lines), seconds)):
-            theirs = joined.split("\n")
+        doing = "to compare the graphs"
+        own = "\n".join(lines).encode()
+        # A collective needs equal shapes, so all texts are as long as the longest one.
+        words = -(-self._table([len(own)], seconds, doing).max() // 8)  # of 8 bytes
+        padded = own.ljust(8 * words, b"\0")
+        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
+        for task, text in enumerate(table):
+            theirs = text.tobytes().rstrip(b"\0").decode().split("\n")
             if theirs == list(lines):
                 continue
             there = [f"{line} there" for line in theirs if line not in lines]
             here = [f"{line} here" for line in lines if line not in theirs]
-            listed = there[:_MOST_LISTED] + here[:_MOST_LISTED]
-            difference = "; ".join(listed) or "the same in another order"
-            # The other hosts need this host until they have read its lines.
-            self._end_together()
+            listed = "; ".join(there[:_MOST_LISTED] + here[:_MOST_LISTED])
+            address = self._job.hosts[task]
             raise ClusterError(
-                f"host {task} ({self._job.hosts[task]}) differs from this host"
-                f" ({self._job.task}): {difference}. All hosts must run the same program with the"
-                " same settings"
+                f"host {task} ({address}) differs from this host ({self._job.task}): {listed}"
             )
         self._is_joined = True
 
-    def compare_weights(self) -> None:
-        """Check that all hosts hold the same values of all trainable variables; all must call it.
-
-        Raises:
-            ClusterError: some differ, and are named; or as :meth:`run`.
-        """
-        with self._only_thread():
-            self._compare_weights()
-
     def _compare_weights(self) -> None:
-        """Check that all hosts have the same weights; a variable without a value counts as 0."""
-        # A finalized graph has them only if an earlier session has added them.
-        if self._weights is None:
-            self._weights = fingerprints(self.graph)
+        """Check that all hosts have the same weights, to the bit."""
         if not self._weights:
             return
-        run = super().run
-        are_set = run([weight.is_set for weight in self._weights])
-        initialized = np.flatnonzero(are_set)
-        own = np.zeros(len(are_set), np.int64)
-        # NumPy cannot take an empty list for no pairs.
-        if initialized.size:
-            own[initialized] = run([self._weights[n].value for n in initialized])
+        names = list(self._weights)
+        own = super().run(list(self._weights.values()))
         table = self._table(own, self._stall_timeout, "to compare the weights")
         differs = table != table[0]  # H × N
-        differing = [self._weights[n].name for n in np.flatnonzero(differs.any(0))]
+        differing = [names[n] for n in np.flatnonzero(differs.any(0))]
         if differing:
-            self._end_together()
             hosts = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
-            fault, advice = "hosts begin with different weights", _EQUAL_AT_START
+            fault = "hosts begin with different weights"
+            advice = _EQUAL_AT_START
             if self._sums:
                 fault = f"after {count(self._sums, 'step')} the hosts' weights are different"
                 advice = _EQUAL_UPDATES
             raise ClusterError(
-                f"{fault}: {len(differing)} of {len(self._weights)} variables are not the same on"
+                f"{fault}: {len(differing)} of {len(names)} variables are not the same on"
                 f" host 0 and on {', '.join(hosts)}, {', '.join(differing[:_MOST_LISTED])} among"
                 f" them. {advice}"
             )
@@ -276,57 +246,32 @@ class ClusterSession(tf1.Session):
 
         ``seconds`` and ``doing`` are those of :meth:`HealthCheck.wait`.
         """
-        own, length = self._own, len(integers)
-        # Ops stay in a graph for ever, so tables of one length share theirs.
-        if length not in self._table_by_length:
-            with own.graph.as_default():
-                ours = tf1.placeholder(tf.int64, [length])
-                table = gather(ours, self._job, next(self._instances))
-            self._table_by_length[length] = (ours, table)
-        ours, table = self._table_by_length[length]
+        table = self._gather(integers, self._sequence, seconds, doing)
+        # A host that finds a difference ends, so all must have read the table before.
+        self._gather([0], self._sequence, seconds, doing)
+        return table
 
-        def step() -> Any:
-            return own.run(table, {ours: integers}, self._numbered())
-
-        return self._wait(step, seconds, doing)
-
-    def _texts(self, own: str, seconds: float) -> List[str]:
-        """Return the texts of all hosts; nothing if they are equal."""
-        # Compare lengths and digests first, because the texts of equal hosts need not cross. No
-        # table has the length of the one in which hosts end together: that would be another step
-        # of the same collective, for which TensorFlow was seen to mix up hosts under load.
-        doing = "to compare the graphs"
-        encoded = own.encode()
-        digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.int64)
-        table = self._table([len(encoded), *digest], seconds, doing)
-        if (table == table[0]).all():
-            return []
-        # A collective needs equal shapes, so all texts are as long as the longest one.
-        words = -(-table[:, 0].max() // 8)  # of 8 bytes
-        padded = encoded.ljust(8 * words, b"\0")
-        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
-        return [line.tobytes().rstrip(b"\0").decode() for line in table]
+    def _gather(self, integers: Any, sequence: int, seconds: float, doing: str) -> Any:
+        """Return an H×M table, without waiting until the other hosts have it."""
+        fed = {self._integers: integers}
+        options = _numbered(sequence)
+        run = self._own.run
+        return self._watched(lambda: run(self._gathered, fed, options), seconds, doing)
 
     # ---- the end -----------------------------------------------------------------------------
-
-    def _end_together(self) -> None:
-        """Wait until all hosts have come to this point, are gone, or the timeout has passed.
-
-        A host gets the last table from the others, so none may end before all have read it.
-        """
-        with contextlib.suppress(ClusterError, tf.errors.OpError):
-            self._table([0], self._health.timeout, "to end together")
 
     def close(self) -> None:
         """Close the session once all hosts have come to this point, are gone, or after the timeout.
 
-        A host that an exception brings here does not wait: the others may be in a step with it.
+        A host gets the last results from the others, so none may end before all have read them. One
+        that an exception brings here does not wait: the others may be in a step with it.
         """
         if _is_failure(sys.exc_info()[1]) or sys.is_finalizing():
             self._is_joined = False
-        if self._is_joined and not self._health.is_waiting:
+        if self._is_joined:
             self._is_joined = False
-            self._end_together()
+            with contextlib.suppress(ClusterError, tf.errors.OpError):
+                self._gather([0], self._last_sequence, self._health.timeout, "to end together")
         # Closing would wait for the call that still waits.
         if not self._health.is_waiting:
             super().close()
@@ -339,12 +284,23 @@ class ClusterSession(tf1.Session):
         super().__exit__(error_type, error, trace)
 
 
+def _numbered(sequence: int, options: Optional[Any] = None) -> Any:
+    """Return the options of a step with the other hosts.
+
+    TensorFlow numbers the steps of a sequence: a host asks host 0 for the next number when it first
+    needs it. If a ``tf.cond`` skips all collectives in host 0's first step, that may be over before
+    host 1 asks, and their numbers differ for ever. So each sequence begins with a table of all.
+    """
+    numbered = tf1.RunOptions()
+    numbered.CopyFrom(options or tf1.RunOptions())
+    numbered.experimental.collective_graph_key = sequence
+    return numbered
+
+
 def fetched_ops(graph: Any, fetches: Any) -> Tuple[Any, ...]:
     """Return the ops whose results, or end, a session is asked for."""
     elements = [graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
-    return tuple(
-        element if isinstance(element, tf.Operation) else element.op for element in elements
-    )
+    return tuple(getattr(element, "op", element) for element in elements)
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:
@@ -355,7 +311,7 @@ def _leaves(fetches: Any) -> Iterator[Any]:
     if isinstance(fetches, (list, tuple)):
         for fetch in fetches:
             yield from _leaves(fetch)
-    elif fetches is not None:
+    else:
         yield from tf.nest.flatten(fetches, expand_composites=True)
 
 

@@ -15,14 +15,14 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 import tensorflow as tf
 
 from ..compat import tf1
-from ..errors import ClusterError, HierAllreduceError
+from ..errors import ClusterError
 from ..graphs import memory_of
 from .collectives import (
-    CROSSING_DTYPES,
     FIRST_IN_GRAPHS,
     NCCL,
     ON_ROOTS,
     add_up,
+    crossing_dtype,
     gather,
     highest_number,
     send,
@@ -62,8 +62,7 @@ class SharedOps:
 
         Raises:
             ClusterError: the gradients are not for ``devices_per_host`` devices; or there are
-                several hosts and no graph for a session.
-            HierAllreduceError: no collective can add up a gradient's dtype.
+                several hosts, and no graph for a session, or a dtype that cannot cross.
         """
         if towers != self._devices_per_host:
             raise ClusterError(
@@ -74,16 +73,13 @@ class SharedOps:
             return
         # All checks come before the first note, so that an error leaves the graph unchanged.
         _check_graph()
-        for variable, (gradient, dtype, _) in enumerate(gradients):
-            if dtype and dtype not in CROSSING_DTYPES:
-                raise HierAllreduceError(
-                    f"variable {variable} ({gradient!r}): {dtype} cannot be added up across hosts;"
-                    " cast it to float32 or int64"
-                )
-        lines = [
-            f"gradients: {gradient}: {_dtype_and_shape(dtype, shape)}"
-            for gradient, dtype, shape in gradients
-        ]
+        lines = []
+        for variable, (gradient, dtype, shape) in enumerate(gradients):
+            described = "None"
+            if dtype:
+                crossing_dtype(dtype, f"variable {variable} ({gradient!r})")
+                described = _dtype_and_shape(dtype, shape)
+            lines.append(f"gradient {variable}: {gradient}: {described}")
         lines.append(f"communication: {self._communication}")
         lines += [f"{key}: {setting}" for key, setting in settings.items()]
         self._note(f"all-reduce ({name})", lines)
@@ -120,7 +116,7 @@ class SharedOps:
         with tf1.name_scope(name):
             # TensorFlow 1 needs to know the device.
             here = tensor if tensor.device else tf.identity(tensor)
-            wide = tf.cast(here, CROSSING_DTYPES[tensor.dtype.name])
+            wide = tf.cast(here, crossing_dtype(tensor.dtype.name, name))
             with tf1.control_dependencies(before):
                 instance = self._next_instance()
                 total = add_up(wide, self._job, ON_ROOTS + root, instance, self._communication)
@@ -141,11 +137,9 @@ class SharedOps:
             dtype = variable.dtype.base_dtype.name
             described = _dtype_and_shape(dtype, variable.shape)
             lines.append(f"variables: {variable.op.name}: {described}")
-            if dtype not in CROSSING_DTYPES or not variable.shape.is_fully_defined():
-                raise ClusterError(
-                    f"variable {variable.op.name!r} is {described}: only numbers of known shape can"
-                    " be sent to other hosts; leave it out of the variables"
-                )
+            crossing_dtype(dtype, f"variable {variable.op.name!r}")
+            if not variable.shape.is_fully_defined():
+                raise ClusterError(f"variable {variable.op.name!r}: no known shape; leave it out")
         self._note("broadcast", lines)
         with tf1.name_scope("broadcast"):
             sent = [
@@ -171,9 +165,7 @@ class SharedOps:
 
 
 def _dtype_and_shape(dtype: str, shape: Any) -> str:
-    """Return ``"float32 [5, 7]"``, ``"float32 ?"`` or, without a dtype, ``"None"``."""
-    if not dtype:
-        return "None"
+    """Return ``"float32 [5, 7]"`` or ``"float32 ?"``."""
     sizes = "?" if shape.ndims is None else shape.as_list()
     return f"{dtype} {sizes}"
 
@@ -182,8 +174,6 @@ def _check_graph() -> None:
     """Raise a ClusterError if there is no graph, or it is a function's."""
     if tf.executing_eagerly() or hasattr(tf1.get_default_graph(), "capture"):
         raise ClusterError(
-            "several hosts need a graph and a session, and no function: build under"
-            " `with tf.Graph().as_default():`, for `cluster.session()`. If TensorFlow 2 has made a"
-            " function of a tf.cond or tf.while_loop, call"
-            " tf.compat.v1.disable_control_flow_v2() before"
+            "several hosts need a graph and a session, and no function. TensorFlow 2 makes one of a"
+            " tf.cond or loop: call tf.compat.v1.disable_control_flow_v2() before"
         )

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 from ..cluster import Cluster
 from ..compat import is_resource, tf1
-from ..configs import shown
 from ..errors import ClusterError, HierAllreduceError
-from ..formatting import count, warn
+from ..formatting import count, shown, warn
 from .columns import static_shape
 from .devices import devices_match, is_list, tower_at
 from .names import name_of, where

@@ -6,8 +6,4 @@
     integrations.distribute   HierarchicalAllReduce    for tf.distribute.MirroredStrategy and Keras
 """
 
-from .._lazy import require
-
 __all__ = ["distribute", "tensorpack"]
-
-require("tensorflow", __name__)

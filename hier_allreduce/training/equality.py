@@ -129,6 +129,20 @@ def broadcast(
         return tf.group(*ends, *flags)
 
 
+def on_all_towers(restore: Any, columns: Sequence[Column]) -> Any:
+    """Return an op that restores tower 0's variables, and then gives the other towers theirs."""
+    copied = []
+    for column in columns:
+        with tf.control_dependencies([restore]), _device_of(column[0]):
+            value = column[0].read_value()
+        for var in column[1:]:
+            with _device_of(var):
+                copied.append(var.assign(value).op)
+    kept().copies.update(copied)
+    watch()
+    return tf.group(restore, *copied, name="restore_towers")
+
+
 def _assert_equal(columns: Sequence[Column]) -> Any:
     """Return an op that fails, and names the columns, if their variables are not equal."""
     equal = []

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
-import tensorflow as tf
-
 from ..compat import (
     builds_for_session,
     forget_colocation,
@@ -18,7 +16,7 @@ from ..compat import (
 from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..planning.strategy import Strategy
-from .equality import Drift, broadcast, comparison
+from .equality import Drift, broadcast, comparison, on_all_towers
 from .hook import TowersHook
 from .options import Options, Transform, checked_options
 from .replicas import belongings, by_names, columns_of, kept, written_on
@@ -235,20 +233,16 @@ class TowerOptimizer:
         """
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             # One scaffold is for all updates of the graph, also those on other devices.
-            columns_by_devices = {there: columns_of(there) for there in kept().trained}
-            columns = chain(*columns_by_devices.values())
+            columns = list(chain(*map(columns_of, list(kept().trained))))
             copies = set(map(id, chain(*(column[1:] for column in columns))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.
             saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
             saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
-            restored = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-            have_value, equal = set(map(id, variables)), []
-            with tf.control_dependencies([restored]):
-                for devices, of_graph in columns_by_devices.items():
-                    known = [column for column in of_graph if id(column[0]) in have_value]
-                    equal.append(broadcast(known, devices))
-            saver.saver_def.restore_op_name = tf.group(*equal, name="restore_towers").name
+            restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
+            with_value = set(map(id, variables))
+            restored = [column for column in columns if id(column[0]) in with_value]
+            saver.saver_def.restore_op_name = on_all_towers(restore, restored).name
             options.setdefault("saver", saver)
             return tf1.train.Scaffold(**options)
 

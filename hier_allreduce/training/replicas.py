@@ -40,15 +40,13 @@ class Scopes:
         self._on_0_by_level: Dict[str, Dict[int, Names]] = defaultdict(dict)
         for names in columns:
             for tower, name in enumerate(names):
-                self._note(tower, *_differing(_levels(name), _levels(names[0])))
-
-    def _note(self, tower: int, levels: List[str], on_0: List[str]) -> None:
-        more = max(0, len(levels) - len(on_0))
-        for level in levels[:more]:
-            self._on_0_by_level[level].setdefault(tower, ())
-        for level, level_on_0 in zip(levels[more:], on_0):
-            self._on_0_by_level[level].setdefault(tower, (level_on_0,))
-            self._on_0_by_level[level_on_0].setdefault(0, (level_on_0,))
+                levels, on_0 = _differing(_levels(name), _levels(names[0]))
+                more = max(0, len(levels) - len(on_0))
+                for level in levels[:more]:
+                    self._on_0_by_level[level].setdefault(tower, ())
+                for level, level_on_0 in zip(levels[more:], on_0):
+                    self._on_0_by_level[level].setdefault(tower, (level_on_0,))
+                    self._on_0_by_level[level_on_0].setdefault(0, (level_on_0,))
 
     def find(self, name: str) -> Tuple[int, List[str]]:
         """Return the tower of a variable, and what the copy on tower 0 may be called."""

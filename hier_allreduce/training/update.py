@@ -26,6 +26,7 @@ from ..formatting import warn
 from ..graph import broadcast
 from ..graph.names import where
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
+from ..graphs import memory_of
 from .equality import flags_of, watch
 from .owned import apply_once, apply_sharded
 from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, wait, writers_of
@@ -131,6 +132,8 @@ def update_towers(
         op = _complete(type(optimizer).__name__, applied, towers, sources, name)
         # TensorFlow's optimizers add their own op, which is a part of the step.
         train_ops[:] = [*earlier_train_ops, op]
+    if towers.options.check_replicas_every == 0:
+        memory_of(tf1.get_default_graph()).compares_hosts = False
     return op
 
 

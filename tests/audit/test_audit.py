@@ -191,7 +191,7 @@ def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
 
 
 def test_every_dtype_of_a_step_is_named(graph):
-    """The number of slices is known at most, and that of one gradient not at all."""
+    """The number of slices is known in the step only, and so is the shape of one gradient."""
 
     def row(tower):
         rows = tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.constant([0, 1], tf.int64))
@@ -206,9 +206,8 @@ def test_every_dtype_of_a_step_is_named(graph):
         lambda k: [*segment_sums(result[k][:1]), *(tf.identity(grad).op for grad in result[k][1:])],
     )
     (call,) = audit(traced(used), graph).calls
-    # two copies of up to four rows of three numbers and an index
-    assert (call.bytes, call.sparse_bytes, call.unknown) == ({"float64": 128}, 2 * 4 * (12 + 8), 1)
-    assert ", 128 B in float64, ≤ 160 B of slices, 1 tensor of unknown size, " in str(call)
+    assert (call.bytes, call.unknown) == ({"float64": 128}, 3)  # values, indices, and one more
+    assert ", 128 B in float64, 3 tensors of unknown size, " in str(call)
 
 
 def test_an_audit_keeps_neither_graph_nor_metadata():
@@ -296,7 +295,9 @@ def test_an_all_reduce_of_constants_is_done_before_the_step(graph):
     rows = on_towers(gpus_or_cpus(3), lambda tower: [tf.ones([4])])
     result = allreduce_grads(rows, gpus_or_cpus(3), strategy="tree")
     read = on_towers(gpus_or_cpus(3), lambda tower: result[tower][0] * held(np.float32(2)))
-    with pytest.raises(AuditError, match=r"none .*\(those of constants are computed before the"):
+    with pytest.raises(
+        AuditError, match=r"none .*; of constants they are computed before the step"
+    ):
         audit(traced(read))
 
 
@@ -437,7 +438,7 @@ def test_an_error_names_the_missing_and_the_extra_copy(graph):
             "missing 3→2, not planned 3→0 (of 'PlaceholderWithDefault_" in line
             and "(variable '" in line
         )
-    assert remedy.startswith("build tower k's gradients under tf.device(devices[k])")
+    assert "build tower k's gradients under tf.device(devices[k])" in remedy
 
 
 def test_a_tensor_that_is_copied_twice_is_an_error(graph):
@@ -558,7 +559,8 @@ def test_a_tower_on_a_device_that_does_not_exist_is_an_error(graph):
     devices = [gpu_or_cpu(0), gpu_or_cpu(1), f"/{XPU}:99"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
     with pytest.raises(
-        AuditError, match=r"missing 0→2\nno op ran on /.pu:99: soft placement put its ops"
+        AuditError,
+        match=r"missing 0→2\nfetch .*under tf.device\(devices\[k\]\), which has to exist",
     ):
         audit(traced(result, allow_soft_placement=True))
 
@@ -574,7 +576,7 @@ def test_metadata_without_partition_graphs(graph):
 def test_a_step_that_ran_no_all_reduce_is_an_error(graph):
     allreduce_grads(gradients_on(gpus_or_cpus(2), ones(2)), gpus_or_cpus(2), name="sync")
     with pytest.raises(
-        AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"
+        AuditError, match=r"none of the all-reduces in .* \(sync/: not in this run\)\. Fetch"
     ):
         audit(traced(tf.constant(1.0)))
 
@@ -624,7 +626,7 @@ def test_another_graph_than_the_one_that_ran(graph):
     result = allreduce_grads(gradients_on(gpus_or_cpus(2), ones(2)), gpus_or_cpus(2))
     metadata = traced(result)
     with tf.Graph().as_default(), pytest.raises(
-        AuditError, match=r"no all-reduce was built in .*; pass graph="
+        AuditError, match=r"none of the all-reduces in .* \(there is none\)\. .* pass graph=, the"
     ):
         audit(metadata)
     with tf.Graph().as_default():

@@ -114,7 +114,7 @@ def alone():
 )
 def test_two_hosts_of_two_towers_train_to_the_weights_of_one_host_of_four(alone, options):
     """On CPU devices TensorFlow takes its ring for NCCL, with the edges between NCCL's calls."""
-    with job("train", 2, check=True, **options) as hosts:
+    with job("train", 2, **options) as hosts:
         results = [host.facts() for host in hosts]
     check_near(results, alone)
     np.testing.assert_allclose(
@@ -141,19 +141,19 @@ def test_fingerprints_tell_the_bits_of_elements_and_their_order(graph):
     found = fingerprints(graph)
     with session() as sess:
         sess.run(tf1.global_variables_initializer())
-        *sums, again, more, most = sess.run([one.value for one in found])
+        *sums, again, more, most = sess.run(list(found.values()))
     assert len(set(sums)) == len(values)
     assert again == sums[0] and more != most
 
 
 def test_a_variable_made_after_the_first_session_gets_a_fingerprint_too(graph):
     tf1.get_variable("w", [2])
-    assert [found.name for found in fingerprints(graph)] == ["w"]
+    assert list(fingerprints(graph)) == ["w"]
     tf1.get_variable("late", [3])
     found = fingerprints(graph)
-    assert [one.name for one in found] == ["w", "late"]
+    assert list(found) == ["w", "late"]
     graph.finalize()
-    assert [found.value for found in fingerprints(graph)] == [one.value for one in found]
+    assert fingerprints(graph) == found
 
 
 def test_a_finalized_graph_that_cannot_be_compared_is_an_error_before_hosts_are_asked(graph):
@@ -190,7 +190,6 @@ def test_one_host_has_no_server_and_no_collective(graph):
     with cluster.session() as alone:
         assert type(alone) is tf1.Session
         assert alone.run(rows) == [[3.0], [3.0]]
-        cluster.check_weights(alone)
         with pytest.raises(
             ClusterError,
             match=r"a Session does not know the other hosts: open cluster\.session\(\)",
@@ -221,6 +220,8 @@ def test_several_hosts_need_a_graph_for_a_session():
 def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
     good = tf1.get_variable("good", [2])
     words = tf1.get_variable("words", [], tf.string)
+    anything = tf1.placeholder(tf.float32)
+    unknown = tf1.get_variable("unknown", initializer=anything, validate_shape=False)
     numbers = tf.constant(1.0)
     complexes = tf.zeros([2], tf.complex64)
     before = graph.get_operations()
@@ -229,7 +230,7 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
     for build, message in (
         (
             lambda: allreduce_grads([[numbers, complexes]] * 2, gpus_or_cpus(2), cluster=cluster),
-            "complex64 cannot be added up",
+            "variable 1 .*: complex64 cannot cross between hosts; cast it",
         ),
         (
             lambda: of_pairs([[(numbers, good)]] * 3, gpus_or_cpus(3), cluster=cluster),
@@ -237,7 +238,11 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
         ),
         (
             lambda: cluster.broadcast([good, words]),
-            r"variable 'words' is string \[\]: only numbers",
+            "variable 'words': string cannot cross between hosts; .* leave it out",
+        ),
+        (
+            lambda: cluster.broadcast([good, unknown]),
+            "variable 'unknown': no known shape; leave it out",
         ),
     ):
         with pytest.raises(HierAllreduceError, match=message):
@@ -251,12 +256,10 @@ def test_a_broadcast_may_get_an_iterator(graph):
     assert len(collectives_of(graph.get_operations())) == 1
 
 
-def test_the_result_has_no_gradient_and_the_error_says_so(graph):
+def test_the_result_has_no_gradient_and_tensorflow_says_so(graph):
     x = tf1.placeholder(tf.float32, [2])
     rows = allreduce_grads([[x]] * 2, gpus_or_cpus(2), cluster=two())
-    with pytest.raises(
-        ClusterError, match=r"'hier_allreduce/Placeholder/across/\w+': .* has no gradient\. Take"
-    ):
+    with pytest.raises(LookupError, match=r"[Nn]o gradient .*hier_allreduce/Placeholder/across/"):
         tf1.gradients(rows[1][0], [x])
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hier_allreduce import Cluster, ClusterError
+from hier_allreduce import Cluster, ClusterError, HierAllreduceError
 from hier_allreduce.cluster.environment import ALONE, Job, expand, job_of
 from hier_allreduce.cluster.session import session_config
 
@@ -119,8 +119,6 @@ def test_an_ordinary_environment_is_one_host(environ):
         {**STEP, "TF_CONFIG": "{}"},
         {**ALLOCATION, "TF_CONFIG": "{}"},
         {**ALLOCATION, "SLURM_STEP_NUM_TASKS": "1"},
-        tf_config({"worker": [], "ps": []}, type="worker", index=0),
-        {"TF_CONFIG": '{"cluster": {}, "task": {"type": "master", "index": "0"}, "job": {}}'},
     ],
 )
 def test_one_process_is_one_host(environ):
@@ -161,8 +159,8 @@ def test_several_processes_without_a_description_are_an_error(counts):
     variable, written = next(iter(counts.items()))
     with pytest.raises(ClusterError) as caught:
         job_of(counts)
-    assert str(caught.value).startswith(f"{variable}={written!r}: this process seems to be one of")
-    assert "there is no TF_CONFIG, and each would train a model alone" in str(caught.value)
+    words = "without TF_CONFIG each process would train alone. Set TF_CONFIG="
+    assert str(caught.value).startswith(f"{variable}={written!r}: {words}")
     assert job_of({**counts, "TF_CONFIG": "{}"}) == ALONE
 
 
@@ -174,7 +172,7 @@ def test_several_processes_without_a_description_are_an_error(counts):
         ({"TF_CONFIG": "[]"}, "expected {"),
         (tf_config(HOSTS, type="worker", index=2), "with this process in the list"),
         (tf_config(HOSTS, type=["worker"], index=0), "with this process in the list"),
-        (tf_config({}, type="worker", index=1), "with this process in the list"),
+        (tf_config({}, type="worker", index=0), "or {} if each shall train alone"),
         (
             {"TF_CONFIG": '{"Cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}'},
             "or {} if each shall train alone",
@@ -237,13 +235,11 @@ def test_node_lists_and_ports_of_slurm():
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "each host needs an address of its own"),
         ({"task": 2}, "task=2: expected the index of one of 2 hosts"),
-        ({"communication": "auto"}, r"communication='auto': expected one of \('ring', 'nccl'\)"),
-        ({"timeout": float("inf")}, r"timeouts of \(inf, "),
-        ({"timeout": np.float32("nan")}, "timeouts of .*nan.*: expected more"),
+        ({"communication": "auto"}, "communication='auto': expected one of ring, nccl"),
     ],
 )
 def test_an_invalid_cluster_is_an_error(arguments, words):
-    with pytest.raises(ClusterError, match=words):
+    with pytest.raises(HierAllreduceError, match=words):
         Cluster(**{"hosts": ["a:1", "b:1"], "task": 0, "devices_per_host": 1, **arguments})
 
 

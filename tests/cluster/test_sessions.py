@@ -51,8 +51,9 @@ except ClusterError as error:
 """
     error, other = printed(TRAINING + program, tmp_path)
     assert error.startswith("host 1 (127.0.0.1:"), error
-    assert "trainable variables: 2 there; trainable variables: 1 here" in error, error
-    assert "trainable variables: 1 there; trainable variables: 2 here" in other, other
+    words = "trainable variables to compare"
+    assert f"{words}: 2 there; {words}: 1 here" in error, error
+    assert f"{words}: 1 there; {words}: 2 here" in other, other
 
 
 def test_a_step_may_run_before_any_variable_has_a_value(tmp_path):
@@ -81,7 +82,7 @@ except ClusterError as error:
         assert "late among them" in error, error
 
 
-def test_a_finalized_graph_without_an_all_reduce_can_run_but_not_be_compared(tmp_path):
+def test_a_finalized_graph_without_an_all_reduce_can_run(tmp_path):
     program = """
 with tf.Graph().as_default() as evaluation:
     v = tf1.get_variable("v", initializer=1.5)
@@ -89,13 +90,8 @@ with tf.Graph().as_default() as evaluation:
 with cluster.session(evaluation) as session:
     session.run(v.initializer)
     print(session.run(v))
-    try:
-        cluster.check_weights(session)
-    except RuntimeError as error:
-        print(error)
 """
-    for lines in printed(program, tmp_path):
-        assert lines.startswith("1.5\nGraph is finalized"), lines
+    assert printed(program, tmp_path) == ["1.5"] * 2
 
 
 def test_a_graph_that_was_trained_and_imported_trains_on(tmp_path):
@@ -110,7 +106,6 @@ with tf.Graph().as_default():
     with cluster.session() as session:
         saver.restore(session, own)
         print(session.run("trained:0"))
-        cluster.check_weights(session)
 """
     assert printed(TRAINING + program, tmp_path) == ["[ 5. 10.]\n[ 9. 18.]"] * 2
     program = """

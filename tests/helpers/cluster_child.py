@@ -163,12 +163,13 @@ def model(cluster, devices, options):
             if options.get("unknown_shapes"):
                 grads = [tf1.placeholder_with_default(grad, None) for grad in grads]
             rows.append(list(zip(grads, [a, b])))
-    choices = {
+    choices: dict = {
         "strategy": options.get("algorithm", "flat"),
         "update": options.get("update", "replicated"),
     }
     rate = options.get("rate", RATE)
     users = OPTIMIZERS[options.get("optimizer", "momentum")](rate)
+    choices.update(options.get("choices", {}))
     optimizer = hier_allreduce.TowerOptimizer(users, devices, cluster=cluster, **choices)
     train_op = optimizer.apply_gradients(rows)
     start = [cluster.broadcast(tf1.global_variables()), optimizer.init_op]
@@ -217,8 +218,6 @@ def train(cluster, options, reach):
                     raise HierAllreduceError("the program's mistake")
                 if step == options.get("spoil_at"):
                     session.run(towers[1][0].assign_add(tf.ones_like(towers[1][0])))
-            if options.get("check"):
-                cluster.check_weights(session)
             return {"losses": losses, "towers": session.run(towers)}
 
 
