@@ -401,6 +401,13 @@ def test_variables_in_another_order_on_a_tower_are_an_error(graph, names):
     assert len(allreduce_grads_and_vars(in_one_order, gpus_or_cpus(2))) == 2
 
 
+def test_the_first_variable_in_another_order_is_named(graph):
+    of_towers = [["dense/k", "dense_1/k", "dense_2/k"], ["dense_3/k", "dense_5/k", "dense_4/k"]]
+    pairs = named(of_towers, made_in_order_of=sorted)
+    words = ["variable 1 ('dense_5/k')", "tower 0 has 'dense_1/k' there"]
+    raises(words, allreduce_grads_and_vars, pairs, gpus_or_cpus(2))
+
+
 NAMES = [
     ([["layer/w", "layer/b"], ["tower1/layer/w", "tower1/layer/b"]], ["layer/w", "layer/b"]),
     ([["tower0/layer/w", "tower0/b"], ["tower1/layer/w", "tower1/b"]], ["layer/w", "b"]),
