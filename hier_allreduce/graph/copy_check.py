@@ -70,9 +70,8 @@ class CopyCheck:
                 before = count(self._equal, "checked step")
                 raise HierAllreduceError(
                     f"step {step}: {fault}: {built.scope}{sent}; {before} before had no difference."
-                    " A link, a memory or a GPU changes bits: run"
-                    " `hier-allreduce doctor --copies`, put the GPU into another slot, or avoid the"
-                    " link with Strategy(groups=…)"
+                    " A link, a memory or a GPU changes bits: run `hier-allreduce doctor --copies`,"
+                    " put the GPU into another slot, or avoid the link with Strategy(groups=…)"
                 )
         self._equal += 1
 
