@@ -219,6 +219,11 @@ class ClusterSession(tf1.Session):
             )
         self._is_joined = True
 
+    def table(self, integers: Any) -> Any:
+        """Return an H×M table: the M whole numbers of each host; all must call it."""
+        with self._only_thread():
+            return self._table(integers, self._stall_timeout, "to compare the hosts")
+
     def _compare_weights(self) -> None:
         """Check that all hosts have the same weights, to the bit."""
         if not self._weights:

@@ -10,14 +10,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, List, Tuple
+from typing import Any, List, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from ..cluster.collectives import fingerprint
 from ..cluster.session import fetched_ops
 from ..compat import forget_colocation, tf1
 from ..errors import HierAllreduceError
+from ..formatting import count
 from ..graphs import needed_by
 from ..planning.plan import copies
 from .names import where
@@ -41,29 +43,50 @@ class CopyCheck:
 
     def __init__(self, fetches: Any = None):
         self._sent = _sent_by(fetches)
+        self._equal = 0  # the comparisons so far that found no difference
         self.fingerprints = [_fingerprints_of(built, sent) for built, sent in self._sent]
 
-    def compare(self, fingerprints: Any, step: int) -> None:
+    def compare(self, fingerprints: Any, step: int, session: Any = None) -> None:
         """Compare the values that a step gave for :attr:`fingerprints`.
 
         Args:
             fingerprints: the values.
             step: the number of the step, for the error.
+            session: a session of several hosts. With it their sums are compared, too, so that all
+                hosts must call this after the same steps.
 
         Raises:
-            HierAllreduceError: a copy has other bits than its source. The message names the step,
-                the towers, the chunk and its variables.
+            HierAllreduceError: a copy has other bits than its source, or a host has another sum of
+                a chunk. The message names the step, the towers, the chunk and its variables.
         """
-        for (built, sent), bits in zip(self._sent, fingerprints):
-            for src, dst in copies(sent.schedule):
-                if bits[src] != bits[dst]:
-                    link = f"{where(src, built.devices)} to {where(dst, built.devices)}"
-                    raise HierAllreduceError(
-                        f"step {step}: the copy from {link} has other bits: {built.scope}{sent}. A"
-                        " link, a memory or a GPU changes bits: run `hier-allreduce doctor"
-                        " --copies`, put the GPU into another slot, or avoid the link with"
-                        " Strategy(groups=…)"
-                    )
+        own = np.concatenate(list(map(np.array, fingerprints)))
+        has_hosts = any(built.hosts > 1 for built, _ in self._sent)
+        of_hosts = session.table(own) if session is not None and has_hosts else [own]
+        ends = np.cumsum([len(built.devices) for built, _ in self._sent])[:-1]
+        by_host = [np.split(bits, ends) for bits in of_hosts]
+        for (built, sent), *bits_by_host in zip(self._sent, *by_host):
+            fault = _fault(built, sent, bits_by_host)
+            if fault:
+                before = count(self._equal, "checked step")
+                raise HierAllreduceError(
+                    f"step {step}: {fault}: {built.scope}{sent}; {before} before had no difference."
+                    " A link, a memory or a GPU changes bits: run `hier-allreduce doctor --copies`,"
+                    " put the GPU into another slot, or avoid the link with Strategy(groups=…)"
+                )
+        self._equal += 1
+
+
+def _fault(built: AllReduce, sent: SentTensor, bits_by_host: Sequence[Any]) -> str:
+    """Return which copy, or which host's sum, has other bits; "" if none has."""
+    for host, bits in enumerate(bits_by_host):
+        on_host = f" on host {host}" if built.hosts > 1 else ""
+        for src, dst in copies(sent.schedule):
+            if bits[src] != bits[dst]:
+                link = f"{where(src, built.devices)} to {where(dst, built.devices)}{on_host}"
+                return f"the copy from {link} has other bits"
+        if built.hosts > 1 and bits[sent.root] != bits_by_host[0][sent.root]:
+            return f"hosts 0 and {host} have other bits of one sum"
+    return ""
 
 
 def copy_check(fetches: Any = None) -> CopyCheck:
@@ -97,7 +120,7 @@ def copy_check(fetches: Any = None) -> CopyCheck:
 
 
 def _sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
-    """Return what is copied by a step; None stands for any step."""
+    """Return what is copied, or added up over hosts, by a step; None stands for any step."""
     graph = tf1.get_default_graph()
     needed = None if fetches is None else needed_by(fetched_ops(graph, fetches))
     sent = []
@@ -107,7 +130,8 @@ def _sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
             # A step that leaves out some copies runs on without them, and so this tensor is too.
             is_whole = needed is None or needed.issuperset(ops)
             in_flow = any(op._get_control_flow_context() for op in ops)
-            if copies(tensor.schedule) and is_whole and not in_flow:
+            is_sent = copies(tensor.schedule) or built.hosts > 1
+            if is_sent and is_whole and not in_flow:
                 sent.append((built, tensor))
     return sent
 

@@ -216,7 +216,8 @@ def describe(layout: Layout, edges: Optional[Sequence[Edge]]) -> str:
     if made_dense:
         parts.append(f"{count(made_dense, 'sparse gradient')} made dense")
     if edges is not None:
-        parts.append(count(len(edges), "control edge"))
+        held = count(len(edges), "control edge")
+        parts.append(held if edges else "no edges: all gradients are ready together")
     return "; ".join(parts)
 
 

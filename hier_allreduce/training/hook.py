@@ -62,7 +62,7 @@ class TowersHook(tf1.train.SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         session = run_context.session
         for op, bits in zip(self._compared, run_values.results or ()):
-            self._check_by_op[op].compare(bits, self._runs[op])
+            self._check_by_op[op].compare(bits, self._runs[op], session)
         self._steps += 1
         if is_step_to_compare(self._steps, self._options.check_replicas_every):
             drift = self._compare(session)

@@ -103,7 +103,7 @@ def alone(tower):
 
 
 SIZE = 1024  # of a gradient that is a chunk
-TOGETHER = "; 0 control edges"
+TOGETHER = "; no edges: all gradients are ready together"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,31 @@ def test_each_other_bit_names_its_copy(graph, wire):
             text = str(raised.value)
             link = rf"step 9: the copy from tower {move.src} \(.*\) to tower {move.dst} \(.*\) has"
             assert re.match(link, text)
-            assert f"hier_allreduce/{tensor}. A link" in text
+            assert f"hier_allreduce/{tensor}" in text and "; 1 checked step before had" in text
+
+
+def test_hosts_with_other_sums_are_named(graph):
+    """A session of several hosts gives the table of all; here it stands in for these."""
+
+    class Session:
+        def table(self, integers):
+            return np.array([integers, np.add(integers, other)])
+
+    step = consumed_step()
+    check = copy_check(step)
+    (built,) = all_reduces()
+    check._sent = [(built._replace(hosts=2), tensor) for tensor in built.tensors]
+    with session() as running:
+        bits = running.run(check.fingerprints)
+    other = np.zeros([np.size(bits)], "int64")
+    check.compare(bits, 1, Session())
+    other[:TOWERS] += 1
+    with pytest.raises(HierAllreduceError, match="step 2: hosts 0 and 1 have other bits of one"):
+        check.compare(bits, 2, Session())
+    other[:TOWERS] = 0
+    other[copies(built.tensors[0].schedule)[-1].dst] += 1
+    with pytest.raises(HierAllreduceError, match=r"to tower .* on host 1 has other bits"):
+        check.compare(bits, 2, Session())
 
 
 def test_a_checked_step_is_audited(graph):
