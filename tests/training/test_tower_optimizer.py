@@ -1335,7 +1335,7 @@ def changed(change):
         ),
         (
             changed(lambda g, v: (tf.ones([4]), v)),
-            r"tower 2 \(/.pu:2\), variable 0 \('d'\): .*\(4,\)",
+            r"tower 2 \(/.pu:2\), variable 0 \('tower2/d'\): .*\(4,\)",
         ),
         (
             lambda rows: for_each(lambda pair: (1.0, pair[1]), rows),
