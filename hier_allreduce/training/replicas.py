@@ -131,7 +131,7 @@ def columns_of(devices: Sequence[Any]) -> List[Column]:
     known = written_on(devices)
     if len(towers) == 1:
         return known
-    rule = Scopes([memory.scopes[towers]] if towers in memory.scopes else memory.trained[towers])
+    rule = Scopes(memory.scopes[towers])
     taken = set(itertools.chain(*by_names(known)))
     local = {var.op.name for var in tf1.local_variables()}
     variables = {var.op.name: var for var in tf1.global_variables() + tf1.local_variables()}
@@ -182,24 +182,31 @@ def belongings(devices: Sequence[Any]) -> Tuple[List[Column], List[Column]]:
 def _unsaid(
     devices: Sequence[Any], columns: Sequence[Column], model: Sequence[Column]
 ) -> List[Column]:
-    """Return columns of variables that gradients only read, and nobody named."""
-    said = set(map(id, itertools.chain(tf1.local_variables(), *model)))
-    uses = uses_by_variable(set(outer_graph().get_operations()) - kept().copies)
-    reader: Dict[int, int] = {}
-    for var in tf1.global_variables():
-        towers = kept().read[tuple(devices)].get(tensor_of(var).op, ())
+    """Return columns of variables that gradients only read, and nobody named.
+
+    If tower 0's is a local variable, each tower has its own.
+    """
+    ops = outer_graph().get_operations()
+    uses, read = uses_by_variable(set(ops) - kept().copies), kept().read[tuple(devices)]
+    variables = {tensor_of(var).op: var for var in tf1.global_variables() + tf1.local_variables()}
+    in_model = set(map(id, model))
+    unsaid: List[Column] = []
+    for column in columns:
+        is_read = any(tensor_of(var).op in read for var in column)
         # What the program computes anew is each tower's own, such as the state of an LSTM.
-        if len(towers) == 1 and id(var) not in said and not is_computed(var, uses):
-            reader[id(var)] = min(towers)
-    unsaid = [column for column in columns if reader.keys() >= set(map(id, column))]
+        is_own = any(is_computed(var, uses) for var in column)
+        if is_read and not is_own and id(column) not in in_model:
+            unsaid.append(column)
     # A layer may have names without any rule, as Keras numbers them. One program makes all towers,
     # so those of one kind stand for each other in the order in which each tower made them.
-    with_copies = set(map(id, itertools.chain(*columns)))
+    with_copies = {tensor_of(var).op for var in itertools.chain(*columns)}
     by_kind: Dict[Any, List[List[Any]]] = defaultdict(lambda: [[] for _ in devices])
-    for var in tf1.global_variables():
-        if id(var) in reader and id(var) not in with_copies:
-            by_kind[_kind(var)][reader[id(var)]].append(var)
+    for op in ops:
+        is_of_one = op in variables and len(read.get(op, ())) == 1
+        if is_of_one and op not in with_copies and not is_computed(variables[op], uses):
+            by_kind[_kind(variables[op])][min(read[op])].append(variables[op])
+    local = set(map(id, tf1.local_variables()))
     for rows in by_kind.values():
         if len(set(map(len, rows))) == 1:
-            unsaid += zip(*rows)
+            unsaid += [column for column in zip(*rows) if id(column[0]) not in local]
     return unsaid

@@ -1092,6 +1092,29 @@ def test_a_layer_whose_names_tell_no_copies_has_to_be_equal(graph, names, key):
         assert sess.run(frozen) == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "names", [["tower0/frozen/w", "tower1/frozen/w"], ["frozen/left/w", "frozen/right/w"]]
+)
+def test_a_frozen_layer_has_to_be_equal_also_if_other_towers_have_it_locally(graph, names):
+    """Some programs keep the variables of all towers but the first out of their checkpoints."""
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    rows, frozen = reading(names, optimizer)
+    tf1.get_collection_ref(tf1.GraphKeys.GLOBAL_VARIABLES).remove(frozen[1])
+    tf1.add_to_collection(tf1.GraphKeys.LOCAL_VARIABLES, frozen[1])
+    optimizer.apply_gradients(rows)
+    error = pytest.raises(tf.errors.InvalidArgumentError, match=names[0])
+    with started(tf1.local_variables_initializer()) as sess, error:
+        sess.run(optimizer.init_op)
+
+
+def test_a_frozen_layer_has_to_be_equal_also_if_a_tower_does_not_read_it(graph):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    frozen = later("frozen", ("tower0/", "tower1/"))
+    optimizer.apply_gradients(rows_that_read(read_plainly, [frozen[0], tf.Variable(0.0)]))
+    with started() as sess, pytest.raises(tf.errors.InvalidArgumentError, match="tower0/frozen"):
+        sess.run(optimizer.init_op)
+
+
 def test_scopes_that_are_given_tell_the_copies(graph):
     names, key = ["frozen/left/w", "frozen/right/w"], tf1.GraphKeys.TRAINABLE_VARIABLES
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2), scopes=["left", "right"])
@@ -1099,6 +1122,25 @@ def test_scopes_that_are_given_tell_the_copies(graph):
     optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
         assert sess.run(frozen) == [0, 0]
+
+
+@UPDATES
+@pytest.mark.parametrize("named", ["gd", "g", "d"])
+def test_scopes_of_one_optimizer_are_not_those_of_another(graph, update, named):
+    devices, starts, models = gpus_or_cpus(2), [], []
+    for loss in "gd":
+        scopes = [f"{loss}{k}" for k in range(2)]
+        given = scopes if loss in named else None
+        optimizer = TowerOptimizer(sgd(), devices, update=update, scopes=given)
+        optimizer.apply_gradients(towers(["w"], loss + "{}", 2))
+        for name in ("moving_mean", "frozen"):
+            model = later(name, [f"{scope}/" for scope in scopes])
+            tf1.add_to_collection(tf1.GraphKeys.MODEL_VARIABLES, model[0])
+            models.append(model)
+        starts.append(optimizer)
+    for optimizer in starts:
+        with started(optimizer.init_op) as sess:
+            assert sess.run(models) == [[0, 0]] * 4
 
 
 @UPDATES
