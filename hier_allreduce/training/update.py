@@ -128,8 +128,8 @@ def update_towers(
     with forget_colocation():
         memory, there = kept(), tuple(towers.devices)
         memory.trained[there].update(by_names(towers.columns))
-        if towers.options.scopes:
-            memory.scopes[there] = towers.options.scopes
+        scopes = towers.options.scopes
+        memory.scopes[there] += [scopes] if scopes else by_names(towers.columns)
         train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
         earlier_train_ops = list(train_ops)
         sources = Sources(towers)

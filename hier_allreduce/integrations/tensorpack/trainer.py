@@ -182,7 +182,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             towers, get_grads, devices=self.devices, use_vs=use_vs
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
-        kept().scopes[tuple(self.devices)] = self._options.scopes
+        kept().scopes[tuple(self.devices)].append(self._options.scopes)
         completed = _with_missing_pairs(rows, columns_of(self.devices))
         # The state of all towers but the first is local, so that it is not saved.
         scope = lambda tower: override_to_local_variable(enable=tower > 0)  # noqa: E731
