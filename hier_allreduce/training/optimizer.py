@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
+import tensorflow as tf
+
 from ..compat import (
     builds_for_session,
     forget_colocation,
@@ -16,10 +18,10 @@ from ..compat import (
 from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..planning.strategy import Strategy
-from .equality import Drift, broadcast, comparison, on_all_towers
+from .equality import Drift, broadcast, comparison, on_all_towers, start_anew
 from .hook import TowersHook
 from .options import Options, Transform, checked_options
-from .replicas import belongings, by_names, columns_of, kept, written_on
+from .replicas import belongings, by_names, columns_of, kept, named_on, written_on
 from .towers import Column, Pairs, Towers
 from .update import update_towers
 
@@ -188,7 +190,7 @@ class TowerOptimizer:
         What the program computes anew is each tower's own. What gradients only read has to be equal
         when this runs; else it ends with an error that lists it. Where names do not tell which
         variables are copies, those of one dtype and shape are compared in the order in which each
-        tower made them.
+        tower made them, if all towers have as many.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called.
@@ -229,21 +231,34 @@ class TowerOptimizer:
             MonitoredTrainingSession(checkpoint_dir=…, scaffold=scaffold, hooks=[hook])
 
         Its saver gives all towers what it restores: also what is each tower's own, because the file
-        has tower 0's.
+        has tower 0's. Copies that have no value after a restore start with their initial one: those
+        of another shape than tower 0's or, with a saver of yours, those that it does not restore.
         """
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             # One scaffold is for all updates of the graph, also those on other devices.
-            columns = list(chain(*map(columns_of, list(kept().trained))))
-            copies = set(map(id, chain(*(column[1:] for column in columns))))
+            places = list(kept().trained)
+            columns = list(chain(*map(columns_of, places)))
+            with_copies = chain(columns, *map(named_on, places))
+            copies = set(map(id, chain(*(column[1:] for column in with_copies))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
-            # Tables and iterators are no variables, and TensorFlow saves them by default, too.
-            saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
-            saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
-            restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-            with_value = set(map(id, variables))
-            restored = [column for column in columns if id(column[0]) in with_value]
-            saver.saver_def.restore_op_name = on_all_towers(restore, restored).name
-            options.setdefault("saver", saver)
+            has_value = set(map(id, variables))  # once a checkpoint is restored
+            if options.get("saver") is None:
+                # Tables and iterators are no variables, and TensorFlow saves them by default, too.
+                saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
+                saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
+                restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
+                restored = [column for column in columns if id(column[0]) in has_value]
+                saver.saver_def.restore_op_name = on_all_towers(restore, restored).name
+                options["saver"] = saver
+                has_value.update(map(id, chain(*restored)))
+            anew = [var for var in tf1.global_variables() if id(var) not in has_value]
+            if anew:
+                local = options.get("local_init_op")
+                if local is None:
+                    local = tf1.train.Scaffold.default_local_init_op()
+                # By default a session waits for all global variables before it runs local_init_op.
+                options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
+                options["local_init_op"] = tf.group(local, *start_anew(anew))
             return tf1.train.Scaffold(**options)
 
     def _built(self) -> Any:

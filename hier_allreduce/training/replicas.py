@@ -124,15 +124,24 @@ def hold_owners(optimizer: Any, towers: Towers, owners: Dict[int, Tuple[int, ...
 def columns_of(devices: Sequence[Any]) -> List[Column]:
     """Return all columns of the current graph on K devices: those of updates, and those of names.
 
+    Variables of another dtype or shape than tower 0's are no replicas, because they cannot get its
+    value.
+    """
+    named = (column for column in named_on(devices) if len(set(map(_kind, column))) == 1)
+    return [*written_on(devices), *named]
+
+
+def named_on(devices: Sequence[Any]) -> List[Column]:
+    """Return the columns on K devices that names tell, beside those of updates; of any shape.
+
     Variables that are local on tower 0, such as metrics, count differently on every tower and are
     no replicas.
     """
-    towers, memory = tuple(devices), kept()
-    known = written_on(devices)
+    towers = tuple(devices)
     if len(towers) == 1:
-        return known
-    rule = Scopes(memory.scopes[towers])
-    taken = set(itertools.chain(*by_names(known)))
+        return []
+    rule = Scopes(kept().scopes[towers])
+    taken = set(itertools.chain(*by_names(written_on(devices))))
     local = {var.op.name for var in tf1.local_variables()}
     variables = {var.op.name: var for var in tf1.global_variables() + tf1.local_variables()}
     by_name_on_0: Dict[str, List[List[Any]]] = defaultdict(lambda: [[] for _ in towers])
@@ -143,8 +152,7 @@ def columns_of(devices: Sequence[Any]) -> List[Column]:
             by_name_on_0[(existing or names_on_0)[0]][tower].append(var)
     # Where a tower has several of a name, nobody can tell which one is the copy.
     single = (same for same in by_name_on_0.values() if set(map(len, same)) == {1})
-    named = [tuple(itertools.chain(*same)) for same in single]
-    return [*known, *(column for column in named if len(set(map(_kind, column))) == 1)]
+    return [tuple(itertools.chain(*same)) for same in single]
 
 
 def written_on(devices: Sequence[Any]) -> List[Column]:

@@ -357,6 +357,69 @@ def test_a_restored_run_has_the_scaffolds_ops_beside_those_of_the_program(tmp_pa
                 assert len(set(state(sess, rows))) == 1
 
 
+@UPDATES
+@pytest.mark.parametrize("is_for_all", [False, True], ids=["tower 0", "all towers"])
+def test_a_run_is_restored_with_a_saver_of_the_program(tmp_path, update, is_for_all):
+    """Of tower 0's variables; or of all, and then all have what they had."""
+    seen = []
+    for _ in range(2):
+        with tf.Graph().as_default() as here:
+            optimizer, rows = (
+                TowerOptimizer(adam(), gpus_or_cpus(2), update=update),
+                towers("w", count=2),
+            )
+            op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
+            own = later("own", ("tower0/", "tower1/"))
+            changes = [var.assign(var + 10.0) for var in own]
+            everything = tf1.global_variables()
+            mine = [var for var in everything if is_for_all or "tower1" not in var.name]
+            saver = train.Saver(mine, max_to_keep=100)
+            scaffold = optimizer.scaffold(saver=saver)
+            assert [op.type for op in here.get_operations()].count("SaveV2") == 1
+            with train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                scaffold=scaffold,
+                hooks=[optimizer.hook()],
+                config=config(),
+                log_step_count_steps=None,
+            ) as sess:
+                for fetched in (op, changes):
+                    sess.run(fetched)
+                values = sess.run([train.get_global_step(), *own])
+                seen.append([*values, *np.round(state(sess, rows), 2)])
+    second = [2, 20, 21 if is_for_all else 11]
+    assert seen == [[1, 10, 11, -0.1, -0.1], [*second, -0.2, -0.2]]
+
+
+@UPDATES
+def test_a_file_has_one_share_of_the_data_whatever_the_shapes(tmp_path, update):
+    """Each tower may have more or fewer rows of data, and another number of towers goes on."""
+    for count in (2, 3, 1):
+        with tf.Graph().as_default():
+            devices = gpus_or_cpus(count)
+            optimizer, rows = (
+                TowerOptimizer(adam(), devices, update=update),
+                towers(["w"], count=count),
+            )
+            shares = []
+            for k in range(count):
+                share = np.full([5 - k], k, "float32")
+                name = f"tower{k}/share"
+                shares.append(tf1.get_variable(name, initializer=share, use_resource=True))
+            op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
+            with train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                scaffold=optimizer.scaffold(),
+                hooks=[optimizer.hook()],
+                config=config(),
+                log_step_count_steps=None,
+            ) as sess:
+                sess.run(op)
+                assert [len(share) for share in sess.run(shares)] == [5, 4, 3][:count]
+        names = [name for name, _ in tf.train.list_variables(str(tmp_path))]
+        assert "tower0/share" in names and not [name for name in names if "tower1" in name]
+
+
 def with_target(count, update="replicated"):
     """Return a TowerOptimizer, its step, and K rows of: w, a frozen layer, and a target network.
 
