@@ -45,7 +45,7 @@ def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> App
 def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     """Update each variable on its root, by one of the ``KNOWN`` optimizers.
 
-    Roots have about equal bytes.
+    Roots have about equal bytes of this update.
 
     Raises:
         HierAllreduceError: the transform gives a variable a gradient that has none on any tower.

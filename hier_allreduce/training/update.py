@@ -41,14 +41,21 @@ def checked_towers(towers: Towers) -> Towers:
     """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
-        HierAllreduceError: as :func:`.columns.checked_pairs`; or a gradient does not fit its
-            variable; or towers share a variable, or pair it with others than an earlier update
-            does.
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or a variable is eager or a
+            partitioned one; or a gradient does not fit it; or towers share it, or pair it with
+            others than an earlier update does.
     """
     towers = towers._replace(rows=checked_pairs(towers.rows, towers.devices))
-    for tower, grads in enumerate(towers.grads):
+    for tower, pairs in enumerate(towers.rows):
+        for n, (_, var) in enumerate(pairs):
+            if not hasattr(var, "op"):
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n)}: {var.name!r} is an eager or a partitioned"
+                    " variable; create it in the towers' graph, and list the pieces of a"
+                    " partitioned one"
+                )
         # What is no gradient is refused before it is added up.
-        tensors = [grad if isinstance(grad, GRADIENTS) else None for grad in grads]
+        tensors = [grad if isinstance(grad, GRADIENTS) else None for grad, _ in pairs]
         towers.check_fit(tower, tensors, "the rows have")
     names_by_variable: Dict[Any, Any] = {}
     for names, column in kept().trained[tuple(towers.devices)].items():

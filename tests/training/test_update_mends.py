@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
-from helpers.graphs import gpus_or_cpus, started
+from helpers.graphs import config, gpus_or_cpus, started
 from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, TowerOptimizer
@@ -47,6 +47,13 @@ def test_a_transform_that_casts_is_refused_by_name(graph, update):
     optimizer = sgd(update=update, transform=halved)
     with pytest.raises(HierAllreduceError, match=r"'tower0/w'\): transform returned .*float32"):
         optimizer.apply_gradients(towers(optimizer))
+
+
+def test_a_variable_that_is_in_no_graph_is_refused_by_name(graph):
+    partitioner = tf1.fixed_size_partitioner(2)
+    whole = tf1.get_variable("w", [4], use_resource=True, partitioner=partitioner)
+    with pytest.raises(HierAllreduceError, match=r"tower 0 .*, variable 0: 'w' is an eager or"):
+        sgd().apply_gradients([[(tf.ones([4]), whole)]] * 2)
 
 
 # ---- a call that fails ---------------------------------------------------------------------------
@@ -139,3 +146,18 @@ def test_arguments_may_have_variables_of_any_tower(graph, make, wanted):
     w, b = [[row[n][1] for row in rows] for n in range(2)]
     optimizer.apply_gradients(rows, given=make(w, b))
     assert inner.seen == wanted(w, b)
+
+
+# ---- the hook ------------------------------------------------------------------------------------
+
+
+def test_a_hook_counts_the_steps_of_each_session(graph):
+    optimizer = sgd()
+    rows = towers(optimizer)
+    op, hook = optimizer.apply_gradients(rows), optimizer.hook()
+    spoiled = rows[1][0][1].assign([5.0] * 3)
+    with train.MonitoredTrainingSession(config=config(), hooks=[hook]) as sess:
+        sess.run(op)
+    second = train.MonitoredTrainingSession(config=config(), hooks=[hook])
+    with pytest.raises(HierAllreduceError, match=r"after step 1 .*equal after step 0\."), second:
+        second.run(spoiled)
