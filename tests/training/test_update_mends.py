@@ -84,7 +84,7 @@ def test_a_call_with_another_order_can_be_made_again(graph):
 
 
 def test_a_call_that_fails_at_its_end_leaves_no_train_op(graph):
-    class Fails(train.GradientDescentOptimizer):
+    class Fails(tf.compat.v1.train.GradientDescentOptimizer):
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):
             applied = super().apply_gradients(grads_and_vars, global_step, name)
             raise RuntimeError(applied.name)
@@ -96,7 +96,7 @@ def test_a_call_that_fails_at_its_end_leaves_no_train_op(graph):
 
 
 def test_an_optimizer_that_returns_nothing_is_refused_by_name(graph):
-    class Forgets(train.GradientDescentOptimizer):
+    class Forgets(tf.compat.v1.train.GradientDescentOptimizer):
         def apply_gradients(self, *args, **options):
             super().apply_gradients(*args, **options)
 
@@ -108,7 +108,7 @@ def test_an_optimizer_that_returns_nothing_is_refused_by_name(graph):
 # ---- an optimizer with other arguments -----------------------------------------------------------
 
 
-class Scaled(train.GradientDescentOptimizer):
+class Scaled(tf.compat.v1.train.GradientDescentOptimizer):
     """Gradient descent whose apply_gradients has an argument."""
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, given=None):
