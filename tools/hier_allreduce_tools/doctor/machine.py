@@ -27,6 +27,8 @@ _PACKAGES = re.compile(
     r"(tensorflow([-_](cpu|gpu|intel|macos|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
     r"|horovod|nvidia[-_]nccl[-_]cu\d+)$"
 )
+# tensorflow itself requires tensorflow-intel or tensorflow-macos, which have its files
+_WHOLE = re.compile(r"tensorflow([-_](cpu|gpu|rocm))?$")
 # they change which GPUs there are, where copies go, or which ops run
 _VARIABLES = re.compile(
     r"(CUDA_\w*DEVICE\w*|NVIDIA_VISIBLE_DEVICES|XLA_FLAGS|NCCL_\w*"
@@ -85,7 +87,7 @@ def _packages() -> Iterator[str]:
     yield ", ".join(map(" ".join, version_by_package.items()))
 
     # Packages of TensorFlow have the same files, so that the last one installed wins, in parts.
-    tensorflows = [package for package in version_by_package if package.startswith("tensorflow")]
+    tensorflows = [package for package in version_by_package if _WHOLE.match(package)]
     if len(tensorflows) > 1:
         names = ", ".join(tensorflows)
         yield problem(f"{names} overwrite each other's files", "uninstall all, then install one")
@@ -124,9 +126,11 @@ def _links() -> Iterator[str]:
             # The legend is left out, because the reader of an issue knows its words.
             yield "\n{}\n".format(table.split("\n\n")[0])
         with suppress(HierAllreduceError):  # only the first one has links
-            groups = linked_groups(read_table(table))
+            kinds = read_table(table)
+            groups = linked_groups(kinds)
             # The variable may number the GPUs in another way.
-            if groups and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            all_gpus = ",".join(map(str, range(len(kinds))))
+            if groups and os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus) == all_gpus:
                 yield groups_line(groups)
 
 
@@ -183,7 +187,7 @@ def _answer_of(*command: str) -> Tuple[int, str, str]:
             # TensorFlow's warnings and errors may tell why it ends.
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
         )
-    except FileNotFoundError as error:
+    except OSError as error:  # not found, or it may not be executed
         return _NOT_FOUND, "", str(error)
     except subprocess.TimeoutExpired:
         return -signal.SIGKILL, "", f"no answer for {_PATIENCE} s"
