@@ -52,8 +52,9 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     faults = {run.candidate: run.fault for run in runs if run.fault}
     runs_by_name: Dict[str, List[Run]] = {}
     # The first run of all had nobody beside it, so that it counts if there is no other.
-    for run in [run for run in runs if run.round] or runs:
-        if run.candidate not in faults:
+    ran_again = {run.candidate for run in runs if run.round}
+    for run in runs:
+        if run.candidate not in faults and (run.round or run.candidate not in ran_again):
             runs_by_name.setdefault(run.candidate, []).append(run)
     candidates = sorted(runs_by_name.items(), key=lambda candidate: candidate[0] != CURRENT)
     comparisons = max(1, len(candidates) - 1)
@@ -69,6 +70,8 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 
 def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row], str]:
     """Return the best of the rows, and what to do."""
+    if not rows and not faults:
+        return None, "no run ended: more --minutes"
     if not rows:
         all_hang = len(faults) > 1 and all(fault.startswith("hung") for fault in faults.values())
         return None, _ALL_HANG if all_hang else _NOTHING
@@ -79,7 +82,7 @@ def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row],
         return best, f"use {best.name}"
     if len(rows) == 1:
         return None, f"nothing to compare: only {rows[0].name} was measured"
-    if all(row.ratio.is_rough for row in rows):
+    if all(row.ratio.is_rough for row in rows[1:]):
         pairs = pairs_needed(len(rows) - 1)
         return None, f"keep {CURRENT}: nothing is certain with fewer than {pairs} pairs of runs"
     return None, f"keep {CURRENT}: no other one is certainly faster"
@@ -91,7 +94,8 @@ def report(verdict: Verdict, left_out: Dict[str, str]) -> str:
     for row in verdict.rows:
         steps = [1e3 * run.step for run in row.runs]
         step = f"{1e3 * row.step:.4g} ({min(steps):.4g}–{max(steps):.4g})"
-        lines.append((row.name, step, str(row.ratio), str(len(row.runs))))
+        to_first = "1" if row is verdict.rows[0] else str(row.ratio)
+        lines.append((row.name, step, to_first, str(len(row.runs))))
     paragraphs = []
     if verdict.rows:
         size = max(run.built.bytes for row in verdict.rows for run in row.runs)
