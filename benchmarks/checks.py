@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import time
 from typing import Any, Dict, List
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from emulated import HOSTS, about, run, scale_of
 from emulated_cell import UPDATE, Cell
-from rounds import COMPARED, STEP, UNFLAGGED, timed_rounds
+from rounds import COMPARED, STEP, UNFLAGGED, Step, timed_rounds
 from tables import check_files, list_of, price_rows, write
 from training_step import load_pass, tf1, updating_step
 
@@ -30,12 +31,16 @@ Results = List[Dict[str, Any]]
 
 
 def on_cpu_devices(model: str, rounds: int) -> Results:
-    """Return the milliseconds of each kind of step, and the ops of its graph."""
+    """Return the milliseconds of each kind of step, the ops of its graph, and its building."""
     devices = [f"/cpu:{number}" for number in range(TOWERS)]
     config = tf1.ConfigProto(device_count={"CPU": TOWERS})
-    steps, ops = {}, {}
+    steps: Dict[str, Step] = {}
+    ops: Dict[str, int] = {}
+    build_s: Dict[str, float] = {}
     for kind in KINDS:
+        started = time.perf_counter()
         built = updating_step(load_pass(model, 0), devices, kind[len(UPDATE) :])
+        build_s[kind] = round(time.perf_counter() - started, 2)
         ops[kind] = len(built.graph.get_operations())
         session = tf1.Session(graph=built.graph, config=config)
         session.run(built.fill)
@@ -43,7 +48,8 @@ def on_cpu_devices(model: str, rounds: int) -> Results:
         steps[kind] = session.make_callable(built.step)
     timed_rounds(steps, 2)  # Grappler's work, and memory that is touched first
     step_ms = timed_rounds(steps, rounds)
-    return [{"machine": CPU, "model": model, "pass_ms": 0, "ops": ops, "step_ms": step_ms}]
+    about_graphs = {"ops": ops, "build_s": build_s}
+    return [{"machine": CPU, "model": model, "pass_ms": 0, **about_graphs, "step_ms": step_ms}]
 
 
 def on_machine(machine: str, model: str, pass_ms: float, rounds: int) -> Results:

@@ -70,6 +70,8 @@ class GraphMemory:
         # The towers whose gradients read a variable, by the op that makes it, if not all do.
         self.read: Dict[Any, Dict[Any, Set[int]]] = defaultdict(dict)
         self.flags: List[Any] = []  # those of all updates, by which towers are known to be equal
+        # The columns that are equal since init_op has run, by K devices.
+        self.vouched: Dict[Any, Set[Any]] = defaultdict(set)
         self.copies: Set[Any] = set()  # the ops that copy variables, which no program computes
 
         # Who updates them.

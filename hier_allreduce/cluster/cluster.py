@@ -80,7 +80,8 @@ class Cluster:
             communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
-            ClusterError: an invalid or repeated address, or a task that is not one of the hosts.
+            ClusterError: an invalid or repeated address, a task that is not one of the hosts, or a
+                timeout that is not above 0.
             HierAllreduceError: an unknown engine.
         """
         if len(set(map(split_address, hosts))) < len(hosts):
@@ -89,6 +90,10 @@ class Cluster:
             raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
         # TensorFlow would choose NCCL for another word, and its order would not be checked.
         one_of(communication, "communication", ENGINES)
+        for seconds in (timeout, start_timeout, stall_timeout):
+            # With 0 a healthy host would be said to be gone, and NaN would be waited for for ever.
+            if not seconds > 0:
+                raise ClusterError(f"a timeout of {seconds} s: expected more than 0")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
         self.devices_per_host = int(devices_per_host)
@@ -171,9 +176,10 @@ class Cluster:
         if self.size == 1:
             return tf1.Session("", graph, config)
         memory = memory_of(graph)
-        # A host that cannot compare its weights must say so before the others wait for it. Without
-        # an all-reduce no step compares them, so the graph may be finalized.
-        compares = memory.compares_hosts and has_sum(graph.get_operations())
+        # A host that cannot compare its weights must say so before the others wait for it. Only a
+        # finalized graph gets no all-reduce any more, and without one no step compares them.
+        may_reduce = not graph.finalized or has_sum(graph.get_operations())
+        compares = memory.compares_hosts and may_reduce
         weights = fingerprints(graph) if compares else {}
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import chain
 from typing import Any, List, Sequence, Tuple
 
 import numpy as np
@@ -59,7 +60,7 @@ class CopyCheck:
             HierAllreduceError: a copy has other bits than its source, or a host has another sum of
                 a chunk. The message names the step, the towers, the chunk and its variables.
         """
-        own = np.concatenate(list(map(np.array, fingerprints)))
+        own = np.array(list(chain(*fingerprints)), np.int64)
         has_hosts = any(built.hosts > 1 for built, _ in self._sent)
         of_hosts = session.table(own) if session is not None and has_hosts else [own]
         ends = np.cumsum([len(built.devices) for built, _ in self._sent])[:-1]

@@ -4,7 +4,7 @@
 
     init_op: copies ─► equal ── a step takes it ──► writes, copies ──► equal
                          │                             └─ fails half-way, or a part of it ran ─┐
-                         └─ an initializer or a restore of a trained variable ─► not equal ◄───┘
+                         └─ an initializer, or a restore of what is equal ─────► not equal ◄───┘
 
 A flag vouches for the variables that an update writes. It is a resource of the session: it exists
 if the towers are equal. A step destroys it before it uses a variable, in one atomic op, which fails
@@ -14,8 +14,9 @@ if there is none. So of two steps at once one fails, and has trained nothing.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from itertools import chain
-from typing import Any, Callable, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,7 @@ from ..compat import outer_graph, outside_control_flow, tf1
 from ..graph.collectives import broadcast as copies_of
 from ..graph.lead import may_have_session
 from ..graphs import needed_by
-from .reads import is_variable, wait
+from .reads import is_variable, uses_by_variable, wait
 from .replicas import Names, by_names, kept
 from .towers import Column
 
@@ -77,9 +78,10 @@ def flags_of(written: Sequence[Column], devices: Sequence[Any]) -> List[Flag]:
 
 
 def watch(trained: Iterable[Column] = ()) -> None:
-    """Let initializers of ``trained`` columns, and restores of what flags vouch for, clear them.
+    """Let initializers of ``trained`` columns clear the flags, and restores of what is equal.
 
-    Initializers of slots do not, because a warm restart leaves the towers equal.
+    Equal is what updates write, and what ``init_op`` copies or compares. Initializers of slots do
+    not clear them, because a warm restart leaves the towers equal.
     """
     graph = outer_graph()
     # A session that exists would not see the edges.
@@ -87,14 +89,21 @@ def watch(trained: Iterable[Column] = ()) -> None:
         return
     initializers = [var.initializer for var in chain(*trained) if var.initializer is not None]
     restores = (op for op in graph.get_operations() if op.type == "RestoreV2")
-    restored = needed_by(restores, sources_of=_users_of_value)
+    restored: Dict[str, List[Any]] = defaultdict(list)
+    for maker, ops in uses_by_variable(needed_by(restores, sources_of=_users_of_value)).items():
+        restored[_shared_name(maker)] += ops
     with outside_control_flow():
         for flag in kept().flags:
             ops = list(initializers)
-            for name in chain(*flag.names):
-                users = graph.get_operation_by_name(name).outputs[0].consumers()
-                ops += restored.intersection(users)
+            for name in set(chain(*flag.names, *kept().vouched[flag.devices])):
+                ops += restored.get(_shared_name(graph.get_operation_by_name(name)), ())
             wait(ops, [flag.take(is_needed=False)])
+
+
+def _shared_name(maker: Any) -> str:
+    """Return what is the same for all handles of a variable."""
+    name = maker.get_attr("shared_name") if "shared_name" in maker.node_def.attr else ""
+    return str(tf.compat.as_str(name) or maker.name)
 
 
 def _users_of_value(op: Any) -> List[Any]:
@@ -123,6 +132,7 @@ def broadcast(
             with _device_of(var):
                 ends.append(var.assign(value).op)
     kept().copies.update(ends)
+    kept().vouched[tuple(devices)].update(by_names([*columns, *unsaid]))
     watch()
     with tf.control_dependencies(ends):
         flags = [flag.give() for flag in kept().flags if flag.devices == tuple(devices)]

@@ -154,8 +154,8 @@ class TowerOptimizer:
                 only read, and has no copy; or the transform does not return N gradients, or has
                 state and is called for each tower; or there is no graph to build in.
             TypeError: from Python: an argument that the optimizer does not have, or lacks.
-            ValueError: from TensorFlow: no variable has a gradient, or a gradient has another dtype
-                or shape than its variable, or what is given is of another graph.
+            ValueError: from TensorFlow: no variable has a gradient, or what is given is of another
+                graph.
         """
         if not builds_for_session():
             raise HierAllreduceError(

@@ -17,9 +17,12 @@ from typing import (
     Tuple,
 )
 
+import tensorflow as tf
+
 from ..compat import tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..graph import all_reduce, checked_layout
+from ..graph.columns import dtype_of, fits
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..graph.rows import grads_in, variables_in
@@ -29,6 +32,7 @@ from .reads import Reads, states_among
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 Column = Sequence[Any]  # the K replicas of one variable
+GRADIENTS = (tf.Tensor, tf.IndexedSlices)
 
 
 class Applied(NamedTuple):
@@ -121,14 +125,27 @@ class Towers(NamedTuple):
                 f" {states[0]!r} in it has state, so that it would not do the same in each call;"
                 " use update='once', with which it is called once, on tower 0"
             )
-        # An update takes gradients by their place; that each fits its variable, TensorFlow checks.
+        # An update takes gradients by their place, so each must still fit the variable there.
         grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
         if len(grads) != len(reduced):
             raise HierAllreduceError(
                 f"{where(tower, self.devices)}: transform gets a list of {len(reduced)} gradients"
                 f" and must return as many, in the same order, not {transformed!r}"
             )
+        self.check_fit(tower, grads, "transform returned")
         return grads
+
+    def check_fit(self, tower: int, grads: Sequence[Any], given: str) -> None:
+        """Raise a HierAllreduceError if one of N gradients does not fit its variable.
+
+        TensorFlow would end the process where its kernel gets another dtype.
+        """
+        for n, (grad, (_, var)) in enumerate(zip(grads, self.rows[tower])):
+            if grad is not None and not (isinstance(grad, GRADIENTS) and fits(grad, var)):
+                raise HierAllreduceError(
+                    f"{self.place(tower, n)}: {given} {grad!r} for a variable of {dtype_of(var)}"
+                    f" {var.shape}; give a gradient of this shape, and cast it to this dtype"
+                )
 
 
 def identity(var: Any) -> Any:

@@ -33,17 +33,22 @@ from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, 
 from .replicas import by_names, columns_of, kept, names_of
 from .replicated import apply_replicated, why_once, with_rows
 from .sources import Sources
-from .towers import Applied, Column, Towers, added_ops, identity
+from .towers import GRADIENTS, Applied, Column, Towers, added_ops, identity
 
 
 def checked_towers(towers: Towers) -> Towers:
     """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
-        HierAllreduceError: as :func:`.columns.checked_pairs`; or towers share a variable, or pair
-            it with others than an earlier update does.
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or a gradient does not fit its
+            variable; or towers share a variable, or pair it with others than an earlier update
+            does.
     """
     towers = towers._replace(rows=checked_pairs(towers.rows, towers.devices))
+    for tower, grads in enumerate(towers.grads):
+        # What is no gradient is refused before it is added up.
+        tensors = [grad if isinstance(grad, GRADIENTS) else None for grad in grads]
+        towers.check_fit(tower, tensors, "the rows have")
     names_by_variable: Dict[Any, Any] = {}
     for names, column in kept().trained[tuple(towers.devices)].items():
         names_by_variable.update(dict.fromkeys(map(identity, column), names))

@@ -167,6 +167,21 @@ def test_a_finalized_graph_that_cannot_be_compared_is_an_error_before_hosts_are_
         cluster.session(graph)
 
 
+def test_a_session_before_the_first_all_reduce_compares_weights_too(graph):
+    cluster = Cluster(free_addresses(2), 0, 2, start_timeout=0.1)
+    tf1.get_variable("w", [2])
+    with pytest.raises(ClusterError):  # the other host is not there
+        cluster.session(graph)
+    assert list(memory_of(graph).compared) == ["w"]
+
+
+@pytest.mark.parametrize("name", ["timeout", "start_timeout", "stall_timeout"])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_no_host_can_keep_a_timeout_of_nothing(name, seconds):
+    with pytest.raises(ClusterError, match=f"a timeout of {seconds} s: expected more than 0"):
+        Cluster(free_addresses(2), 0, 2, **{name: seconds})
+
+
 def test_what_hosts_compare_is_not_exported_and_keeps_no_graph():
     with tf.Graph().as_default() as graph:
         tf1.get_variable("w", [2])

@@ -437,6 +437,40 @@ def test_only_a_restore_of_what_updates_write_asks_for_init_op(
             sess.run(op)
 
 
+@pytest.mark.parametrize("key", [tf1.GraphKeys.MODEL_VARIABLES, None], ids=["model", "not said"])
+def test_a_backbone_that_is_restored_after_init_op_asks_for_it_again(graph, tmp_path, key):
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    rows, frozen = reading(["tower0/backbone/w", "tower1/backbone/w"], optimizer, key)
+    op, saver = optimizer.apply_gradients(rows), train.Saver([frozen[0]])
+    start, loaded = optimizer.init_op, frozen[0].assign(5.0)
+    with started(frozen[1].assign(0.0), start, op, loaded) as sess:
+        path = saver.save(sess, str(tmp_path / "model"))
+        saver.restore(sess, path)
+        with NOT_EQUAL:
+            sess.run(op)
+
+
+def test_a_restore_through_another_handle_of_the_variable_counts(graph, tmp_path):
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(["w"], count=2)
+    op, path = optimizer.apply_gradients(rows), str(tmp_path / "model")
+    handle = rows[0][0][1].handle
+    other = tf.raw_ops.VarHandleOp(
+        dtype=tf.float32, shape=[2], shared_name=handle.op.get_attr("shared_name")
+    )
+    with tf.device(handle.device):
+        read = tf.raw_ops.RestoreV2(
+            prefix=path, tensor_names=["tower0/w"], shape_and_slices=[""], dtypes=[tf.float32]
+        )
+        loaded = tf.raw_ops.AssignVariableOp(resource=other, value=read[0])
+    saver = train.Saver([rows[0][0][1]])
+    with started(optimizer.init_op) as sess:
+        saver.save(sess, path)
+        for fetched in (op, loaded):
+            sess.run(fetched)
+        with NOT_EQUAL:
+            sess.run(op)
+
+
 def test_a_value_that_is_changed_on_its_way_from_a_file_is_a_restore_too(graph, tmp_path):
     optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(count=2)
     path = str(tmp_path / "model")
@@ -1301,7 +1335,7 @@ def changed(change):
         ),
         (
             changed(lambda g, v: (tf.ones([4]), v)),
-            r"tower 2 \(/.pu:2\), variable 0 \('d'\): .*\(4,\)",
+            r"tower 2 \(/.pu:2\), variable 0 \('tower2/d'\): .*\(4,\)",
         ),
         (
             lambda rows: for_each(lambda pair: (1.0, pair[1]), rows),
