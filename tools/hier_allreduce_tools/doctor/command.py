@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _devices_in(argument: str) -> List[str]:
     """Read ``/gpu:0,/gpu:1``, which TensorFlow also calls ``/device:GPU:0,/device:GPU:1``."""
     devices = names_in(argument.lower().replace("/device:", "/"))
-    if len(devices) < 2 or not all(re.match("/[cg]pu:[0-9]+$", device) for device in devices):
+    if not re.fullmatch(r"/[cg]pu:\d+(,/[cg]pu:\d+)+", ",".join(devices)):
         expected = "expected two or more different devices, such as /gpu:0,/gpu:1"
         raise argparse.ArgumentTypeError(f"{argument!r}: {expected}")
     return devices

@@ -23,12 +23,11 @@ if sys.version_info < (3, 8):
 else:
     from importlib import metadata
 
+# without tensorflow-intel and tensorflow-macos, which tensorflow itself requires
 _PACKAGES = re.compile(
-    r"(tensorflow([-_](cpu|gpu|intel|macos|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
+    r"(tensorflow([-_](cpu|gpu|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
     r"|horovod|nvidia[-_]nccl[-_]cu\d+)$"
 )
-# tensorflow itself requires tensorflow-intel or tensorflow-macos, which have its files
-_WHOLE = re.compile(r"tensorflow([-_](cpu|gpu|rocm))?$")
 # they change which GPUs there are, where copies go, or which ops run
 _VARIABLES = re.compile(
     r"(CUDA_\w*DEVICE\w*|NVIDIA_VISIBLE_DEVICES|XLA_FLAGS|NCCL_\w*"
@@ -87,7 +86,7 @@ def _packages() -> Iterator[str]:
     yield ", ".join(map(" ".join, version_by_package.items()))
 
     # Packages of TensorFlow have the same files, so that the last one installed wins, in parts.
-    tensorflows = [package for package in version_by_package if _WHOLE.match(package)]
+    tensorflows = [package for package in version_by_package if package.startswith("tensorflow")]
     if len(tensorflows) > 1:
         names = ", ".join(tensorflows)
         yield problem(f"{names} overwrite each other's files", "uninstall all, then install one")

@@ -84,9 +84,13 @@ def main(args: argparse.Namespace) -> int:
     for name in args.only:
         changes_of(name)  # an unknown name is an error before the first run
     print(_WARNING, file=sys.stderr)
-    if not (args.yes or _is_wanted()):
-        print("nothing was started; --yes starts without asking", file=sys.stderr)
-        return 1
+    if not args.yes:
+        print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
+        # Nobody can answer if standard input is closed.
+        answer = sys.stdin.readline() if sys.stdin else ""
+        if answer.strip().lower() not in ("y", "yes"):
+            print("nothing was started; --yes starts without asking", file=sys.stderr)
+            return 1
     journal, settings, runs = _opened(args)
     print(f"The journal and the outputs go into {journal.path}.", file=sys.stderr)
 
@@ -123,13 +127,6 @@ def main(args: argparse.Namespace) -> int:
     if signals:
         return 128 + signal.SIGINT
     return 0 if len(found.rows) > 1 else 1
-
-
-def _is_wanted() -> bool:
-    """Ask whether the first run may start; nobody can answer if standard input is closed."""
-    print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline() if sys.stdin else ""
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _opened(args: argparse.Namespace) -> Tuple[Journal, Dict[str, Any], List[Run]]:

@@ -51,11 +51,12 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     # One fault excludes a candidate, because a program that fails now and then is of no use.
     faults = {run.candidate: run.fault for run in runs if run.fault}
     runs_by_name: Dict[str, List[Run]] = {}
-    # The first run of all had nobody beside it, so that it counts if there is no other.
-    ran_again = {run.candidate for run in runs if run.round}
     for run in runs:
-        if run.candidate not in faults and (run.round or run.candidate not in ran_again):
+        if run.candidate not in faults:
             runs_by_name.setdefault(run.candidate, []).append(run)
+    for name, own in runs_by_name.items():
+        # The first run of all had nobody beside it, so that it counts if there is no other.
+        runs_by_name[name] = [run for run in own if run.round] or own
     candidates = sorted(runs_by_name.items(), key=lambda candidate: candidate[0] != CURRENT)
     comparisons = max(1, len(candidates) - 1)
     rows = []
@@ -70,9 +71,9 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 
 def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row], str]:
     """Return the best of the rows, and what to do."""
-    if not rows and not faults:
-        return None, "no run ended: more --minutes"
     if not rows:
+        if not faults:
+            return None, "no run ended: more --minutes"
         all_hang = len(faults) > 1 and all(fault.startswith("hung") for fault in faults.values())
         return None, _ALL_HANG if all_hang else _NOTHING
     faster = [row for row in rows if row.ratio.is_faster]
@@ -91,10 +92,10 @@ def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row],
 def report(verdict: Verdict, left_out: Dict[str, str]) -> str:
     """Return the table, the candidates without a row, each with its reason, and what to do."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
-    for row in verdict.rows:
+    ratios = ["1", *(str(row.ratio) for row in verdict.rows[1:])]
+    for row, to_first in zip(verdict.rows, ratios):
         steps = [1e3 * run.step for run in row.runs]
         step = f"{1e3 * row.step:.4g} ({min(steps):.4g}–{max(steps):.4g})"
-        to_first = "1" if row is verdict.rows[0] else str(row.ratio)
         lines.append((row.name, step, to_first, str(len(row.runs))))
     paragraphs = []
     if verdict.rows:
