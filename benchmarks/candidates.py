@@ -31,7 +31,7 @@ def strategy_of(name: str) -> Strategy:
     gradients travel so.
     """
     sparse = "auto"
-    for ending, choice in ((" rows", "slices"), (" dense", "dense")):
+    for ending, choice in ((" rows", "rows"), (" dense", "dense")):
         if name.endswith(ending):
             name, sparse = name[: -len(ending)], choice
     has_edges = not name.endswith(WITHOUT_EDGES)

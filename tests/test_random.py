@@ -52,7 +52,7 @@ def strategies(draw, towers):
         algorithm=algorithm,
         **options,
         chunk_bytes=draw(st.sampled_from([None, 0, 4096, 10_000, 10**6])),
-        sparse=draw(st.sampled_from(["auto", "slices", "dense"])),
+        sparse=draw(st.sampled_from(["auto", "rows", "dense"])),
         missing="zeros",
         wire_dtype=draw(st.sampled_from([None, None, "float16", "bfloat16"])),
     )

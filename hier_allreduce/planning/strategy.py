@@ -19,7 +19,7 @@ AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
 LEAST_CHUNK = 4096
 _WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
-    "sparse": (AUTO, "slices", "dense"),
+    "sparse": (AUTO, "rows", "dense"),
     "missing": ("error", "zeros"),
     "wire_dtype": (None, "float16", "bfloat16"),
 }
@@ -45,11 +45,11 @@ class Strategy:
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
-        sparse: ``"slices"`` keeps ``tf.IndexedSlices`` sparse, unless another tower's gradient is
+        sparse: ``"rows"`` keeps ``tf.IndexedSlices`` sparse, unless another tower's gradient is
             dense, or there are several hosts: each tower gets the sum with one slice for each
             index. ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the slices of
             all towers, as far as their number is known, could be more bytes than that; where an
-            optimizer is called that would then train unread slices, too, as ``"slices"``.
+            optimizer is called that would then train unread slices, too, as ``"rows"``.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
             gradients travel in 16 bits and are added in float32. A value above 65504 becomes

@@ -30,15 +30,16 @@ class TowersHook(tf1.train.SessionRunHook):
     def __init__(self, options: Options, build: Callable[[], Tuple[Callable[[Any], Drift], Any]]):
         self._options = options
         self._build = build
-        self._steps = 0
-        self._equal_after = 0  # the last step after which all towers were equal
         self._check_by_op: Dict[Any, CopyCheck] = {}  # by train op
-        self._runs: Counter = Counter()  # by train op
         self._compared: List[Any] = []  # the train ops whose copies are compared in this run
         # It walks through the graph, and a training runs the same fetches again and again.
         self._train_ops_of = lru_cache(maxsize=None)(self._train_ops_in)
 
     def begin(self) -> None:
+        # A hook may serve several sessions, one after the other, also of several graphs.
+        self._steps = 0
+        self._equal_after = 0  # the last step after which all towers were equal
+        self._runs: Counter = Counter()  # by train op
         if self._options.check_replicas_every != 0:
             with outside_control_flow():
                 for op in tf1.get_collection(tf1.GraphKeys.TRAIN_OP):

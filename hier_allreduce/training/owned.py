@@ -36,12 +36,7 @@ def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> App
     own_by_id: Dict[int, Any] = {}
     for column in columns_of(towers.devices):
         own_by_id.update(dict.fromkeys(map(id, column), column[0]))
-    given = {}
-    for key, argument in arguments.items():
-        # TensorFlow looks into lists, tuples and dictionaries only.
-        is_other = isinstance(argument, (abc.Iterator, abc.Set, abc.MappingView))
-        listed = list(argument) if is_other else argument
-        given[key] = tf.nest.map_structure(lambda held: own_by_id.get(id(held), held), listed)
+    given = {key: _on_tower_0(argument, own_by_id) for key, argument in arguments.items()}
     with tf1.device(towers.devices[0]), towers.scope(0):
         ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), given)
     return Applied(ends, added, [grads])
@@ -50,7 +45,7 @@ def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> App
 def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     """Update each variable on its root, by one of the ``KNOWN`` optimizers.
 
-    Roots have about equal bytes.
+    Roots have about equal bytes of this update.
 
     Raises:
         HierAllreduceError: the transform gives a variable a gradient that has none on any tower.
@@ -85,12 +80,29 @@ def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[Li
     """Call the optimizer; return what it returns, flat, and the ops that this needs."""
     with slots_in_any_scope(), added_ops() as added:
         updated = optimizer.apply_gradients(pairs, **arguments)
+    if updated is None:
+        name = type(optimizer).__name__
+        raise HierAllreduceError(f"{name}.apply_gradients returned None, not the op of its update")
     ends: List[Any] = tf.nest.flatten(updated)
     # An op that no step runs, such as a reset, is left alone, because the user runs it. A function
     # runs all of its ops that have state, whatever the optimizer returns.
     if getattr(tf1.get_default_graph(), "_add_control_dependencies", False):
         ends += [op for op in added if op.op_def is not None and op.op_def.is_stateful]
     return ends, added & needed_by(getattr(end, "op", end) for end in ends)
+
+
+def _on_tower_0(argument: Any, own_by_id: Dict[int, Any]) -> Any:
+    """Return an argument, or a container of them, with tower 0's variables for any tower's."""
+    if isinstance(argument, dict):
+        items = argument.items()
+        return {_on_tower_0(key, own_by_id): _on_tower_0(held, own_by_id) for key, held in items}
+    # An iterator can be read once, so what it gives becomes a list.
+    if isinstance(argument, (abc.Iterator, abc.MappingView)):
+        argument = list(argument)
+    if isinstance(argument, (list, tuple, set, frozenset)):
+        make = getattr(argument, "_make", type(argument))  # of a namedtuple
+        return make([_on_tower_0(member, own_by_id) for member in argument])
+    return own_by_id.get(id(argument), argument)
 
 
 # ---- names of slots ------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def with_rows(optimizer: Any, towers: Towers) -> Towers:
     options = towers.options
     if options.strategy.sparse != AUTO or type(optimizer) in _ALIKE_ON_ROWS:
         return towers
-    strategy = replace(options.strategy, sparse="slices")
+    strategy = replace(options.strategy, sparse="rows")
     return towers._replace(options=options._replace(strategy=strategy))
 
 

@@ -15,8 +15,10 @@ optimizer, the others TensorFlow's own.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from itertools import chain
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -26,7 +28,6 @@ from ..formatting import warn
 from ..graph import broadcast
 from ..graph.names import where
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
-from ..graphs import memory_of
 from .equality import flags_of, watch
 from .owned import apply_once, apply_sharded
 from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, wait, writers_of
@@ -40,14 +41,21 @@ def checked_towers(towers: Towers) -> Towers:
     """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
-        HierAllreduceError: as :func:`.columns.checked_pairs`; or a gradient does not fit its
-            variable; or towers share a variable, or pair it with others than an earlier update
-            does.
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or a variable is eager or a
+            partitioned one; or a gradient does not fit it; or towers share it, or pair it with
+            others than an earlier update does.
     """
     towers = towers._replace(rows=checked_pairs(towers.rows, towers.devices))
-    for tower, grads in enumerate(towers.grads):
+    for tower, pairs in enumerate(towers.rows):
+        for n, (_, var) in enumerate(pairs):
+            if not hasattr(var, "op"):
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n)}: {var.name!r} is an eager or a partitioned"
+                    " variable; create it in the towers' graph, and list the pieces of a"
+                    " partitioned one"
+                )
         # What is no gradient is refused before it is added up.
-        tensors = [grad if isinstance(grad, GRADIENTS) else None for grad in grads]
+        tensors = [grad if isinstance(grad, GRADIENTS) else None for grad, _ in pairs]
         towers.check_fit(tower, tensors, "the rows have")
     names_by_variable: Dict[Any, Any] = {}
     for names, column in kept().trained[tuple(towers.devices)].items():
@@ -85,6 +93,27 @@ def _check_no_references(columns: Iterable[Column], devices: Sequence[Any]) -> N
                 )
 
 
+@contextlib.contextmanager
+def _undone_if_it_fails() -> Iterator[None]:
+    """Undo what a failed update noted of variables, so that the next call is as the first."""
+    notes = vars(kept())
+    before: Dict[str, Dict[Any, Any]] = {}
+    for what in ("scopes", "trained", "written", "read", "owners"):
+        before[what] = {key: copy.copy(noted) for key, noted in notes[what].items()}
+    train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
+    earlier_train_ops = list(train_ops)
+    try:
+        yield
+    except BaseException:
+        for what, noted in before.items():
+            notes[what].clear()
+            notes[what].update(noted)
+        raise
+    finally:
+        # TensorFlow's optimizers add their own op, which is a part of the step.
+        train_ops[:] = earlier_train_ops
+
+
 def update_towers(
     optimizer: Any,
     towers: Towers,
@@ -113,9 +142,8 @@ def update_towers(
     update = towers.options.update
     if len(towers.devices) > 1:
         _check_no_references(towers.columns, towers.devices)
-    # One tower has nothing to keep equal. TensorFlow's own optimizers take no argument but the
-    # step, so the optimizer itself has to take another one, or to refuse it.
-    if len(towers.devices) == 1 or given.keys() - {"global_step"}:
+    # One tower has nothing to keep equal.
+    if len(towers.devices) == 1:
         update = "once"
     reason = "" if update == "once" else why_once(optimizer, towers)
     if reason:
@@ -123,22 +151,22 @@ def update_towers(
             f"{reason}: tower 0 updates, and its new values are copied to the others; with"
             " update='once' you say so, and get no warning"
         )
-    towers = towers._replace(update="once" if reason else update)
+    # TensorFlow's own optimizers take no argument but the step, and refuse another one themselves.
+    if reason or given.keys() - {"global_step"}:
+        update = "once"
+    towers = towers._replace(update=update)
     # Towers have devices of their own, whatever the program colocates this call with.
-    with forget_colocation():
+    with forget_colocation(), _undone_if_it_fails():
         memory, there = kept(), tuple(towers.devices)
         memory.trained[there].update(by_names(towers.columns))
         if towers.options.scopes:
             memory.scopes[there] = towers.options.scopes
-        train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
-        earlier_train_ops = list(train_ops)
         sources = Sources(towers)
         applied = _applied(optimizer, towers, given)
         op = _complete(type(optimizer).__name__, applied, towers, sources, name)
-        # TensorFlow's optimizers add their own op, which is a part of the step.
-        train_ops[:] = [*earlier_train_ops, op]
+    tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, op)
     if towers.options.check_replicas_every == 0:
-        memory_of(tf1.get_default_graph()).compares_hosts = False
+        kept().compares_hosts = False
     return op
 
 

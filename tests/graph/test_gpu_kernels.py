@@ -62,7 +62,7 @@ def test_every_op_for_sparse_and_missing_gradients_has_a_kernel(graph, dtype):
         return [*grads[:2], *(grads if tower else [None] * 3)]
 
     for algorithm in ALGORITHMS:
-        for sparse, wire_dtype in (("slices", None), ("slices", "float16"), ("dense", None)):
+        for sparse, wire_dtype in (("rows", None), ("rows", "float16"), ("dense", None)):
             strategy = Strategy(algorithm, sparse=sparse, missing="zeros", wire_dtype=wire_dtype)
             allreduce_grads(on_towers(DEVICES, row), DEVICES, dtype in FLOATS, strategy)
     assert without_kernel(graph) == set()

@@ -99,7 +99,7 @@ def test_rows_whose_width_one_tower_does_not_know_are_added_up(graph):
         [tf.IndexedSlices(tf1.placeholder_with_default(unknown, [3, None]), tf.range(3))],
         [tf.IndexedSlices(tf.constant(known), tf.range(2))],
     ]
-    result = allreduce_grads(rows, gpus_or_cpus(2), strategy=Strategy(sparse="slices"))
+    result = allreduce_grads(rows, gpus_or_cpus(2), strategy=Strategy(sparse="rows"))
     heights = {0: 2, 1: 2, 2: 1}
     for (total,) in evaluate(result):
         found = {index: list(row) for index, row in zip(total.indices, total.values)}
@@ -185,7 +185,7 @@ def test_rows_are_sent_where_they_are_no_more_bytes_than_the_table(
     graph, heights, counts, are_known, is_sparse
 ):
     rows = rows_of(heights, counts, are_known)
-    for sparse_as, expected in (("auto", is_sparse), ("slices", True)):
+    for sparse_as, expected in (("auto", is_sparse), ("rows", True)):
         strategy = Strategy(sparse=sparse_as)
         result = allreduce_grads(rows, gpus_or_cpus(len(rows)), strategy=strategy)
         assert [isinstance(grad, tf.IndexedSlices) for (grad,) in result] == [expected] * len(rows)
@@ -212,7 +212,7 @@ def test_a_sum_of_rows_has_each_index_once(graph, algorithm):
 @pytest.mark.parametrize("dtype, wire", [("float16", None), ("float32", "float16")])
 def test_rows_of_16_bits_are_added_in_float32(graph, algorithm, dtype, wire):
     """The sum of all is 80000, which float16 has not, and 6000 times 1 is 2048 there."""
-    strategy = Strategy(algorithm, sparse="slices", wire_dtype=wire)
+    strategy = Strategy(algorithm, sparse="rows", wire_dtype=wire)
     for count, total in ((10000, 10000), (6000, 6000)):
         rows = rows_of([50000] * 8, [count] * 8, dtype=dtype)
         for (grad,) in evaluate(allreduce_grads(rows, gpus_or_cpus(8), True, strategy)):

@@ -335,7 +335,7 @@ def test_clipping_as_on_the_page_takes_embeddings_and_unused_weights():
 
 
 @needs_tf2
-@pytest.mark.parametrize("sparse", ["auto", "slices"])
+@pytest.mark.parametrize("sparse", ["auto", "rows"])
 def test_keras_3_trains_an_embedding_like_a_matrix_of_one_hot_rows(sparse):
     """Alone, its Adam would square each of the gradients of a row, and not their sum."""
     keras = pytest.importorskip("keras", "3")
@@ -557,7 +557,7 @@ def test_dtypes_and_sparsity_of_results():
         3, HierarchicalAllReduce(), MEAN, lambda r: [full(0 * r, [2], "float16") * 40000]
     )
     assert all(np.array_equal(value, [40000, 40000]) for value in large)
-    kinds = ((None, 16, False), (None, 32, True), ("slices", 16, True), ("dense", 32, False))
+    kinds = ((None, 16, False), (None, 32, True), ("rows", 16, True), ("dense", 32, False))
     for sparse_as, height, is_sparse in kinds:  # 16 rows have more bytes than a table of 16 rows
         ours = HierarchicalAllReduce(Strategy(sparse=sparse_as) if sparse_as else None)
         (got,) = reduced(8, ours, SUM, lambda r, height=height: [sparse(r, (height, 3))])

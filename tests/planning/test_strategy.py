@@ -67,7 +67,7 @@ def test_a_file_loads(tmp_path, encoding):
         ("mains: 0", "'mains' is unknown; there are "),
         ("topology: dgx-1v", "'topology' is unknown"),
         ("wire_dtype: float8", "wire_dtype='float8': expected one of "),
-        ("sparse: maybe", "sparse='maybe': expected one of auto, slices, dense"),
+        ("sparse: maybe", "sparse='maybe': expected one of auto, rows, dense"),
         ("missing: [zeros]", "missing=['zeros']: expected one of"),
         ("edges: none", "edges='none': expected True or False"),
         ("edges: 2", "edges=2: expected True or False"),

@@ -1,8 +1,10 @@
 """apply_gradients: gradients that do not fit, failed calls, warnings, and other arguments."""
 
+import warnings
+
 import pytest
 import tensorflow as tf
-from helpers.graphs import gpus_or_cpus
+from helpers.graphs import config, gpus_or_cpus, started
 from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, TowerOptimizer
@@ -45,3 +47,117 @@ def test_a_transform_that_casts_is_refused_by_name(graph, update):
     optimizer = sgd(update=update, transform=halved)
     with pytest.raises(HierAllreduceError, match=r"'tower0/w'\): transform returned .*float32"):
         optimizer.apply_gradients(towers(optimizer))
+
+
+def test_a_variable_that_is_in_no_graph_is_refused_by_name(graph):
+    partitioner = tf1.fixed_size_partitioner(2)
+    whole = tf1.get_variable("w", [4], use_resource=True, partitioner=partitioner)
+    with pytest.raises(HierAllreduceError, match=r"tower 0 .*, variable 0: 'w' is an eager or"):
+        sgd().apply_gradients([[(tf.ones([4]), whole)]] * 2)
+
+
+# ---- a call that fails ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
+def test_a_call_with_a_typo_can_be_made_again(graph, update):
+    inner = train.AdamOptimizer(0.1)
+    optimizer = TowerOptimizer(inner, gpus_or_cpus(2), update=update)
+    rows = towers(optimizer)
+    with pytest.raises(TypeError, match="step"):
+        optimizer.apply_gradients(rows, step=tf1.train.get_or_create_global_step())
+    assert inner.variables() == []
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert optimizer.check_replicas(sess).variables == ()
+
+
+def test_a_call_with_another_order_can_be_made_again(graph):
+    optimizer = TowerOptimizer(train.AdamOptimizer(0.1), gpus_or_cpus(2))
+    rows = towers(optimizer)
+    with pytest.raises(HierAllreduceError, match="in one order on every tower"):
+        optimizer.apply_gradients([rows[0], rows[1][::-1]])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert optimizer.check_replicas(sess).variables == ()
+
+
+def test_a_call_that_fails_at_its_end_leaves_no_train_op(graph):
+    class Fails(train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            applied = super().apply_gradients(grads_and_vars, global_step, name)
+            raise RuntimeError(applied.name)
+
+    optimizer = TowerOptimizer(Fails(0.1), gpus_or_cpus(2), update="once")
+    with pytest.raises(RuntimeError, match="GradientDescent"):
+        optimizer.apply_gradients(towers(optimizer))
+    assert tf1.get_collection(tf1.GraphKeys.TRAIN_OP) == []
+
+
+def test_an_optimizer_that_returns_nothing_is_refused_by_name(graph):
+    class Forgets(train.GradientDescentOptimizer):
+        def apply_gradients(self, *args, **options):
+            super().apply_gradients(*args, **options)
+
+    optimizer = TowerOptimizer(Forgets(0.1), gpus_or_cpus(2), update="once")
+    with pytest.raises(HierAllreduceError, match=r"Forgets.* returned None"):
+        optimizer.apply_gradients(towers(optimizer))
+
+
+# ---- an optimizer with other arguments -----------------------------------------------------------
+
+
+class Scaled(train.GradientDescentOptimizer):
+    """Gradient descent whose apply_gradients has an argument."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None, given=None):
+        self.seen = given
+        return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+@pytest.mark.parametrize(
+    "update, count, warned", [("replicated", 2, 1), ("once", 2, 0), ("replicated", 1, 0)]
+)
+def test_an_update_that_is_once_warns_whatever_the_arguments(graph, update, count, warned):
+    optimizer = TowerOptimizer(Scaled(0.1), gpus_or_cpus(count), update=update)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.apply_gradients(towers(optimizer, count), given=1.0)
+    texts = [str(warning.message) for warning in caught]
+    assert len([text for text in texts if "tower 0 updates" in text]) == warned
+
+
+@pytest.mark.parametrize(
+    "make, wanted",
+    [
+        (lambda w, b: {b[1]: 2.0}, lambda w, b: {b[0]: 2.0}),
+        (lambda w, b: {None: w[1], "bias": 0.1}, lambda w, b: {None: w[0], "bias": 0.1}),
+        (lambda w, b: {w[1], b[1]}, lambda w, b: {w[0], b[0]}),
+        (lambda w, b: (w[1], [b[1]]), lambda w, b: (w[0], [b[0]])),
+        (lambda w, b: {w[1]: 0.5}.keys(), lambda w, b: [w[0]]),
+        (lambda w, b: iter(w), lambda w, b: [w[0], w[0]]),
+    ],
+)
+def test_arguments_may_have_variables_of_any_tower(graph, make, wanted):
+    """Tower 0's stand in their places, because the optimizer is called there."""
+    inner = Scaled(0.1)
+    optimizer = TowerOptimizer(inner, gpus_or_cpus(2), update="once")
+    rows = towers(optimizer)
+    w, b = [[row[n][1] for row in rows] for n in range(2)]
+    optimizer.apply_gradients(rows, given=make(w, b))
+    assert inner.seen == wanted(w, b)
+
+
+# ---- the hook ------------------------------------------------------------------------------------
+
+
+def test_a_hook_counts_the_steps_of_each_session(graph):
+    optimizer = sgd()
+    rows = towers(optimizer)
+    op, hook = optimizer.apply_gradients(rows), optimizer.hook()
+    spoiled = rows[1][0][1].assign([5.0] * 3)
+    with train.MonitoredTrainingSession(config=config(), hooks=[hook]) as sess:
+        sess.run(op)
+    second = train.MonitoredTrainingSession(config=config(), hooks=[hook])
+    with pytest.raises(HierAllreduceError, match=r"after step 1 .*equal after step 0\."), second:
+        second.run(spoiled)

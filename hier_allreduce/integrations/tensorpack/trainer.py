@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput
+from tensorpack.input_source import FeedfreeInput, StagingInput
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
 
@@ -160,10 +160,16 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Build everything, as tensorpack's method does.
 
         Raises:
-            HierAllreduceError: an input that would give every tower the same batch; or an optimizer
-                or a gradient processor that cannot update towers.
+            HierAllreduceError: an input that would give every tower the same batch, or wait
+                forever; or an optimizer or a gradient processor that cannot update towers.
         """
-        # tensorpack does not refuse it, and would train all towers alike.
+        # tensorpack refuses neither input: one waits forever, the other trains all towers alike.
+        if isinstance(input, StagingInput) and input._nr_stage > 1:
+            raise HierAllreduceError(
+                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}):"
+                " tensorpack's holds one element for each tower, and would wait forever for room"
+                " for the second; nr_stage=1 works"
+            )
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
             raise HierAllreduceError(
                 f"{type(input).__name__} would give every tower the same batch; use QueueInput,"

@@ -88,11 +88,11 @@ def test_each_sum_has_its_bytes_and_its_steps(run):
 
 
 def test_a_candidate_changes_the_plan_and_tells_its_strategy(run):
-    own = 'hier_allreduce.Strategy("flat", sparse="slices")'
+    own = 'hier_allreduce.Strategy("flat", sparse="rows")'
     output, lines = run(strategy=own, algorithm="tree")
     assert output == [[[9.0]] * 3, "tree"]
     strategies = [line["built"]["strategy"] for line in lines if "built" in line]
-    assert strategies[0] == {"algorithm": "tree", "sparse": "slices"}
+    assert strategies[0] == {"algorithm": "tree", "sparse": "rows"}
 
 
 def test_a_function_of_the_program_is_told_by_its_text(run):
@@ -130,7 +130,7 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
 
 def test_a_sparse_gradient_stays_sparse_and_rows_without_any_have_no_steps(run):
-    indices, lines = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="slices")')
+    indices, lines = run(SPARSE, strategy='hier_allreduce.Strategy("flat", sparse="rows")')
     built, times = training_in(lines)
     assert indices == [2] and len(times) == 1 and built.bytes == 4
 
