@@ -295,7 +295,7 @@ def test_a_text_without_a_table_is_an_error(fails, tmp_path):
 
 
 def test_doctor_copies_between_cpu_devices(run):
-    status, out, err = run("doctor", "--copies", "/cpu:0,/device:CPU:1")
+    status, out, err = run("doctor", "--copies", "/cpu:0,/cpu:1")
     assert "/cpu:0         .     equal\n/cpu:1     equal         .\n" in out
     assert err == "asking TensorFlow for its devices …\nasking nvidia-smi …\n"
     assert status == (0 if out.endswith("no known problems\n") else 1)

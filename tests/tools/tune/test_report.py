@@ -122,10 +122,6 @@ def test_the_first_run_of_all_counts_if_there_is_no_other():
     assert verdict([first, *runs_of("flat", "hangs")]).rows == [row]
 
 
-def test_without_a_run_more_minutes_are_needed():
-    assert verdict([]).advice == "no run ended: more --minutes"
-
-
 def test_the_table_has_what_was_measured_and_reasons_follow():
     found = verdict_on(now=QUIET, flat=[90] * 9, tree="hangs")
     lines = report(found, {"x": "no time"}).splitlines()

@@ -72,8 +72,6 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row], str]:
     """Return the best of the rows, and what to do."""
     if not rows:
-        if not faults:
-            return None, "no run ended: more --minutes"
         all_hang = len(faults) > 1 and all(fault.startswith("hung") for fault in faults.values())
         return None, _ALL_HANG if all_hang else _NOTHING
     faster = [row for row in rows if row.ratio.is_faster]
