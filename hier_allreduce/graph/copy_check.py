@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 from itertools import chain
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from ..cluster.collectives import fingerprint
 from ..cluster.session import fetched_ops
 from ..compat import forget_colocation, tf1
 from ..errors import HierAllreduceError
@@ -45,7 +44,8 @@ class CopyCheck:
     def __init__(self, fetches: Any = None):
         self._sent = _sent_by(fetches)
         self._equal = 0  # the comparisons so far that found no difference
-        self.fingerprints = [_fingerprints_of(built, sent) for built, sent in self._sent]
+        constants: Dict[Any, Any] = {}
+        self.fingerprints = [_fingerprints_of(*sent, constants) for sent in self._sent]
 
     def compare(self, fingerprints: Any, step: int, session: Any = None) -> None:
         """Compare the values that a step gave for :attr:`fingerprints`.
@@ -137,19 +137,35 @@ def _sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
     return sent
 
 
-def _fingerprints_of(built: AllReduce, sent: SentTensor) -> Any:
+def _fingerprints_of(built: AllReduce, sent: SentTensor, constants: Dict[Any, Any]) -> Any:
     """Return K int64 of a sent tensor; what the graph has already stays."""
     graph = tf1.get_default_graph()
     name = f"{_SCOPE}/{built.scope}{sent.name}"
     with contextlib.suppress(KeyError):
         return graph.get_tensor_by_name(f"{name}/of_towers:0")
-    of_towers = []
+
+    def constant(device: Any, value: Any, dtype: Any) -> Any:
+        # Chunks share them, because there are many chunks.
+        if (device, dtype) not in constants:
+            with tf1.device(device):
+                held = tf.constant(value, dtype)
+                constants[device, dtype] = tf1.placeholder_with_default(held, held.shape)
+        return constants[device, dtype]
+
+    eight_bytes = []
     with forget_colocation(), tf1.control_dependencies(None), tf1.name_scope(f"{name}/"):
         for device, held in zip(built.devices, sent.held):
-            # What the tower got is read there, by an op that Grappler does not remove. It may prune
-            # the copy, which is an identity, and would then let a reader elsewhere have the source.
+            if not held:
+                eight_bytes.append(constant("/cpu:0", [[0] * 8], tf.uint8))
+                continue
+            # What the tower got is read there. Grappler may prune the copy, which is an identity,
+            # and would then let a reader elsewhere have the source. A shape that it cannot read
+            # stays.
+            shape = constant(device, [1, -1], tf.int32)
+            method = constant("/cpu:0", "farmhash64", tf.string)
             with tf1.device(device):
-                got = tf.expand_dims(graph.get_tensor_by_name(held), 0) if held else tf.zeros([])
-            of_towers.append(fingerprint(got))
+                row = tf.reshape(graph.get_tensor_by_name(held), shape)
+            with tf1.device("/cpu:0"):
+                eight_bytes.append(tf.raw_ops.Fingerprint(data=row, method=method))
         with tf1.device("/cpu:0"):
-            return tf.stack(of_towers, name="of_towers")
+            return tf.bitcast(tf.concat(eight_bytes, 0), tf.int64, name="of_towers")

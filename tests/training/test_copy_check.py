@@ -119,6 +119,17 @@ def test_a_step_without_a_check_executes_the_same(graph):
     assert executed_nodes(step) == before != executed_nodes([step, check.fingerprints])
 
 
+def test_a_check_adds_few_ops_for_each_copy(graph):
+    """Two for each tower, two for each chunk, and constants, which chunks share."""
+    devices = gpus_or_cpus(2)
+    chunks = 20
+    rows = on_towers(devices, lambda tower: [tf.ones([9]) * float(n) for n in range(chunks)])
+    allreduce_grads(rows, devices, strategy=Strategy(chunk_bytes=0))
+    before = len(graph.get_operations())
+    assert len(copy_check().fingerprints) == chunks
+    assert len(graph.get_operations()) - before <= chunks * 7 + 10
+
+
 # ---- hooks ---------------------------------------------------------------------------------------
 
 
