@@ -1,6 +1,5 @@
 """The command line: options and their errors, standard streams, and imports."""
 
-import io
 import os
 import subprocess
 import sys
@@ -77,14 +76,6 @@ def test_an_interrupted_command_has_a_status_and_no_traceback(run, command_that)
 
     command_that(interrupted)
     assert run("doctor") == (130, "", "")
-
-
-def test_a_character_that_the_encoding_lacks_loses_no_table(monkeypatch, command_that):
-    command_that(lambda _: print("a → b", flush=True))
-    printed = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "latin-1"))
-    entry.main(["doctor"])
-    assert printed.getvalue() == b"a ? b\n"
 
 
 def test_commands_import_no_more_than_they_need():
