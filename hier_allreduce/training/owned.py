@@ -97,7 +97,7 @@ def _on_tower_0(argument: Any, own_by_id: Dict[int, Any]) -> Any:
         items = argument.items()
         return {_on_tower_0(key, own_by_id): _on_tower_0(held, own_by_id) for key, held in items}
     # An iterator can be read once, so what it gives becomes a list.
-    if isinstance(argument, (abc.Iterator, abc.MappingView)):
+    if isinstance(argument, (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)):
         argument = list(argument)
     if isinstance(argument, (list, tuple, set, frozenset)):
         make = getattr(argument, "_make", type(argument))  # of a namedtuple

@@ -8,6 +8,7 @@ from helpers.graphs import config, gpus_or_cpus, started
 from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, TowerOptimizer
+from hier_allreduce.graphs import memory_of
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -83,7 +84,7 @@ def test_a_call_with_another_order_can_be_made_again(graph):
 
 
 def test_a_call_that_fails_at_its_end_leaves_no_train_op(graph):
-    class Fails(train.GradientDescentOptimizer):
+    class Fails(tf.compat.v1.train.GradientDescentOptimizer):
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):
             applied = super().apply_gradients(grads_and_vars, global_step, name)
             raise RuntimeError(applied.name)
@@ -95,7 +96,7 @@ def test_a_call_that_fails_at_its_end_leaves_no_train_op(graph):
 
 
 def test_an_optimizer_that_returns_nothing_is_refused_by_name(graph):
-    class Forgets(train.GradientDescentOptimizer):
+    class Forgets(tf.compat.v1.train.GradientDescentOptimizer):
         def apply_gradients(self, *args, **options):
             super().apply_gradients(*args, **options)
 
@@ -107,7 +108,7 @@ def test_an_optimizer_that_returns_nothing_is_refused_by_name(graph):
 # ---- an optimizer with other arguments -----------------------------------------------------------
 
 
-class Scaled(train.GradientDescentOptimizer):
+class Scaled(tf.compat.v1.train.GradientDescentOptimizer):
     """Gradient descent whose apply_gradients has an argument."""
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, given=None):
@@ -161,3 +162,16 @@ def test_a_hook_counts_the_steps_of_each_session(graph):
     second = train.MonitoredTrainingSession(config=config(), hooks=[hook])
     with pytest.raises(HierAllreduceError, match=r"after step 1 .*equal after step 0\."), second:
         second.run(spoiled)
+
+
+def test_hosts_compare_nothing_if_the_update_in_a_branch_says_so(graph):
+    """Hosts look at the graph of the session, not at that of the branch."""
+    optimizer = sgd(check_replicas_every=0)
+    rows = towers(optimizer)
+
+    def update():
+        with tf.control_dependencies([optimizer.apply_gradients(rows)]):
+            return tf.constant(1.0)
+
+    tf.cond(tf1.placeholder_with_default(True, []), update, lambda: tf.constant(0.0))
+    assert not memory_of(graph).compares_hosts

@@ -124,9 +124,12 @@ def test_a_good_machine_has_no_problems(machine, problems):
     assert "  /device:GPU:2 Tesla V100, 16 GiB, peers: 0, 1, 3" in text
 
 
-def test_gpus_that_nvidia_smi_does_not_see_are_no_problem(machine, problems):
-    """As in a container without nvidia-smi."""
-    machine(all_peers(4))
+@pytest.mark.parametrize("smi", [None, 4])
+def test_gpus_that_nvidia_smi_does_not_see_are_no_problem(machine, problems, tmp_path, smi):
+    """As in a container without nvidia-smi, or where it may not be executed."""
+    machine(all_peers(4), smi=smi)
+    if smi:
+        (tmp_path / "nvidia-smi").chmod(0o644)
     found, text = problems()
     assert found == []
     assert "nvidia-smi: not found on PATH" in text and "sees 4 GPUs" in text
@@ -229,15 +232,19 @@ def test_a_tensorflow_that_cannot_be_imported_is_a_problem(
     assert status == 1 and line in out
 
 
-def test_two_packages_of_tensorflow_are_a_problem(machine, problems, monkeypatch, tmp_path):
+@pytest.mark.parametrize("other, is_problem", [("cpu", True), ("intel", False), ("macos", False)])
+def test_two_packages_of_tensorflow_are_a_problem_if_none_requires_the_other(
+    machine, problems, monkeypatch, tmp_path, other, is_problem
+):
     machine()
-    for package in ("tensorflow", "tensorflow_cpu"):
+    for package in ("tensorflow", f"tensorflow_{other}"):
         folder = tmp_path / "installed" / f"{package}-1.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Name: {package}\nVersion: 1\n")
     monkeypatch.setattr("sys.path", [str(tmp_path / "installed")])
-    (line,), _ = problems()
-    assert line.endswith("overwrite each other's files: uninstall all, then install one")
+    found, _ = problems()
+    end = "overwrite each other's files: uninstall all, then install one"
+    assert [line.endswith(end) for line in found] == [True] * is_problem
 
 
 # ---- groups ------------------------------------------------------------------------------------

@@ -103,7 +103,6 @@ def test_on_a_terminal_it_waits_for_a_y(program, answer, status):
             assert process.poll() is None and process.stderr is not None
             asked += process.stderr.read(1)
         assert not Path("groups").exists()
-        assert re.search(rb"The journal and the outputs go into /\S+/journal.jsonl\.", asked)
         assert b'"tune" if "HIER_ALLREDUCE_TUNE" in os.environ else "train_log"' in asked
         os.write(writing, answer.encode())
         process.communicate(timeout=120)

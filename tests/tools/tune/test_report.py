@@ -119,6 +119,7 @@ def test_the_first_run_of_all_counts_if_there_is_no_other():
     assert slow.name == CURRENT and slow.step == pytest.approx(0.1) and len(slow.runs) == 9
     (row,) = verdict([first]).rows
     assert row.step == pytest.approx(0.5)
+    assert verdict([first, *runs_of("flat", "hangs")]).rows == [row]
 
 
 def test_the_table_has_what_was_measured_and_reasons_follow():

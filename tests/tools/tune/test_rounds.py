@@ -162,6 +162,14 @@ def test_the_others_may_start_three_times_as_slowly_as_the_first_run():
     assert (slow.start_patience, fast.start_patience) == (90.0, 60.0)
 
 
+def test_a_start_has_as_much_time_if_few_minutes_are_added():
+    rounds, _, _ = measured(VirtualRunner(took=30.0))
+    added = VirtualRunner(seconds=60.0, took=30.0)
+    added.start_patience = 15.0  # a quarter of a minute
+    measured(added, runs=rounds.runs)
+    assert added.start_patience == 90.0
+
+
 def noisy(chance, spread, gain=0.0):
     """Return the virtual steps of a program with noise; flat takes ``gain`` less time."""
 

@@ -151,7 +151,7 @@ def test_a_half_line_of_a_killed_program_spoils_no_other(program, runner, tmp_pa
     [
         ("", "''"),
         ("Epoch 3\r 12/100 examples\n\n", "' 12/100 examples'"),
-        ("shape " * 40, repr(("shape " * 40)[-160:])),
+        ("shape " * 40, repr(("shape " * 40)[:160])),
         ("Traceback (most recent call last):\n  x\nKeyError: 'w'\n", "\"KeyError: 'w'\""),
         ("\x1b[2J\x1b]0;owned\x07 \x1b[31mx\n", r"'\x1b[2J\x1b]0;owned\x07 \x1b[31mx'"),
     ],

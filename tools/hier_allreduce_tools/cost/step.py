@@ -188,7 +188,8 @@ class Step:
         """Return the executed devices of the towers."""
         if self.nodes and not self.all_reduces:
             raise AuditError(
-                "the run has no all-reduce of several towers of this graph: fetch the updates"
+                "the run has no all-reduce of several towers of this graph: fetch the updates; or"
+                " it is not ours, or its devices are functions"
             )
         device_by_tower: Dict[int, str] = {}
         for device, kernels in self.kernels.items():

@@ -21,7 +21,8 @@ class CostCallback(Callback):
 
         config = TrainConfig(callbacks=[CostCallback()], …)
 
-    Any trainer may have it. Arguments, attributes and errors are those of :class:`.CostHook`, but
+    It needs an all-reduce of ours on named devices: of another trainer's step it prints an error,
+    and training goes on. Arguments, attributes and errors are those of :class:`.CostHook`, but
     that ``folder`` is by default the one of tensorpack's logger, if that has one.
     """
 

@@ -23,8 +23,9 @@ if sys.version_info < (3, 8):
 else:
     from importlib import metadata
 
+# without tensorflow-intel and tensorflow-macos, which tensorflow itself requires
 _PACKAGES = re.compile(
-    r"(tensorflow([-_](cpu|gpu|intel|macos|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
+    r"(tensorflow([-_](cpu|gpu|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
     r"|horovod|nvidia[-_]nccl[-_]cu\d+)$"
 )
 # they change which GPUs there are, where copies go, or which ops run
@@ -183,7 +184,7 @@ def _answer_of(*command: str) -> Tuple[int, str, str]:
             # TensorFlow's warnings and errors may tell why it ends.
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"},
         )
-    except FileNotFoundError as error:
+    except OSError as error:  # not found, or it may not be executed
         return _NOT_FOUND, "", str(error)
     except subprocess.TimeoutExpired:
         return -signal.SIGKILL, "", f"no answer for {_PATIENCE} s"

@@ -74,13 +74,14 @@ def main(args: argparse.Namespace) -> int:
     """
     for name in args.only:
         changes_of(name)  # an unknown name is an error before the first run
-    journal, settings, runs = _opened(args)
-    print(f"{_WARNING}\nThe journal and the outputs go into {journal.path}.", file=sys.stderr)
+    print(_WARNING, file=sys.stderr)
     if not args.yes:
         print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("nothing was started; --yes starts without asking", file=sys.stderr)
             return 1
+    journal, settings, runs = _opened(args)
+    print(f"The journal and the outputs go into {journal.path}.", file=sys.stderr)
 
     # Its thread would make forks unsafe, and a run is looked at often enough.
     tqdm.monitor_interval = 0

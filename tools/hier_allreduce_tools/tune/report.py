@@ -51,10 +51,12 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     # One fault excludes a candidate, because a program that fails now and then is of no use.
     faults = {run.candidate: run.fault for run in runs if run.fault}
     runs_by_name: Dict[str, List[Run]] = {}
-    # The first run of all had nobody beside it, so that it counts if there is no other.
-    for run in [run for run in runs if run.round] or runs:
+    for run in runs:
         if run.candidate not in faults:
             runs_by_name.setdefault(run.candidate, []).append(run)
+    for name, own in runs_by_name.items():
+        # The first run of all had nobody beside it, so that it counts if there is no other.
+        runs_by_name[name] = [run for run in own if run.round] or own
     candidates = sorted(runs_by_name.items(), key=lambda candidate: candidate[0] != CURRENT)
     comparisons = max(1, len(candidates) - 1)
     rows = []
@@ -79,7 +81,7 @@ def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row],
         return best, f"use {best.name}"
     if len(rows) == 1:
         return None, f"nothing to compare: only {rows[0].name} was measured"
-    if all(row.ratio.is_rough for row in rows):
+    if all(row.ratio.is_rough for row in rows[1:]):
         pairs = pairs_needed(len(rows) - 1)
         return None, f"keep {CURRENT}: nothing is certain with fewer than {pairs} pairs of runs"
     return None, f"keep {CURRENT}: no other one is certainly faster"

@@ -48,12 +48,13 @@ class Rounds:
         beside, self.left_out = candidates_for(first.built, only)
         candidates = [CURRENT, *beside]
         minutes = self.minutes(1 + len(candidates) * pairs_needed(len(beside)))
-        # The others start as the first one did, and a hang must not take all the time.
-        if not first.fault:
-            usual = max(self._runner.patience, SLOWEST_START * first.took)
-            self._runner.start_patience = min(self._runner.start_patience, usual)
+        healthy = [run for run in self.runs if not run.fault]
+        # Later starts are like an earlier one, however few minutes are left.
+        if healthy:
+            took = healthy[0].took
+            self._runner.start_patience = max(self._runner.patience, SLOWEST_START * took)
             self._say(
-                f"A run takes {first.took:.2g} s. A certain answer on all {len(candidates)}"
+                f"A run takes {took:.2g} s. A certain answer on all {len(candidates)}"
                 f" needs --minutes {minutes}; Ctrl-C prints the table so far."
             )
         active = self._active(candidates)

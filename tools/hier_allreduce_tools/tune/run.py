@@ -226,7 +226,8 @@ def _end(process: Any) -> None:
 def _last_line_of(log: Path) -> str:
     """Return the last line of a program's output, which is its error where one has ended it.
 
-    It is quoted, because a terminal obeys some characters, and would clear the screen.
+    It is quoted, because a terminal obeys some characters, and would clear the screen; and cut at
+    its end, because the class of an error comes first.
     """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return repr(next(filter(str.strip, reversed(lines)), "")[-_LONGEST_LINE:])
+    return repr(next(filter(str.strip, reversed(lines)), "")[:_LONGEST_LINE])
