@@ -1,5 +1,6 @@
 """The command line: options and their errors, standard streams, and imports."""
 
+import io
 import os
 import subprocess
 import sys
@@ -15,7 +16,12 @@ from hier_allreduce_tools import entry
     "command, option, value, form",
     [
         ("tune", "--patience", "fast", "invalid float value: 'fast'"),
-        ("tune", "--minutes", "soon", "invalid float value: 'soon'"),
+        ("tune", "--minutes", "soon", "invalid minutes value: 'soon'"),
+        ("tune", "--minutes", "0", "'0': expected minutes above 0"),
+        ("doctor", "--copies", "/gpu:0", "expected two or more different devices, such as /gpu:0"),
+        ("doctor", "--copies", "/gpu:0,", "'/gpu:0,': expected two or more different devices"),
+        ("doctor", "--copies", "/gpu:0,/device:GPU:0", "expected two or more different devices"),
+        ("doctor", "--copies", "gpu:0,gpu:1", "expected two or more different devices"),
         ("tune", "-o", "/dev/null/x.yaml", "its folder cannot be written"),
         ("tune", "-o", "no-such-folder/x.yaml", "its folder cannot be written"),
         ("tune", "-o", ".", "'.' exists, or"),
@@ -76,6 +82,14 @@ def test_an_interrupted_command_has_a_status_and_no_traceback(run, command_that)
 
     command_that(interrupted)
     assert run("doctor") == (130, "", "")
+
+
+def test_a_character_that_the_encoding_lacks_loses_no_table(monkeypatch, command_that):
+    command_that(lambda _: print("a → b", flush=True))
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "latin-1"))
+    entry.main(["doctor"])
+    assert printed.getvalue() == b"a ? b\n"
 
 
 def test_commands_import_no_more_than_they_need():

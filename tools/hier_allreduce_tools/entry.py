@@ -7,6 +7,7 @@ calls may raise a :class:`.HierAllreduceError`, whose message is that line.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from typing import List, Optional
 
@@ -59,6 +60,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     Raises:
         SystemExit: argparse has printed the help, or an error of the arguments.
     """
+    # A character that the encoding lacks is printed as ``?``; standard error does so by itself.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     args = parser().parse_args(argv)
     try:
         status: int = args.main(args)

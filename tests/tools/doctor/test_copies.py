@@ -104,12 +104,13 @@ def test_pairs_whose_bits_differ_are_in_one_line():
 def test_speeds_and_faults_of_gpus_are_in_one_table():
     found = {pair: (0, 22.4e9) for pair in permutations(GPUS, 2) if pair[0] != "/gpu:2"}
     found["/gpu:0", "/gpu:2"] = (3, 9e9)
+    found["/gpu:1", "/gpu:2"] = (0, 0.0)  # too short to be timed
     table, *problems = copies.report(GPUS, found, "/gpu:2 → /gpu:0: no answer in time")
     assert table.splitlines() == [
         "GB/s of copies of 32 MiB, from row to column",
         "          /gpu:0    /gpu:1    /gpu:2",
         "/gpu:0         .        22    DIFFER",
-        "/gpu:1        22         .        22",
+        "/gpu:1        22         .         ?",
         "/gpu:2         –         –         .",
     ]
     assert [problem.partition(": end other")[0] for problem in problems] == [

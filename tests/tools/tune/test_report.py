@@ -122,10 +122,14 @@ def test_the_first_run_of_all_counts_if_there_is_no_other():
     assert verdict([first, *runs_of("flat", "hangs")]).rows == [row]
 
 
+def test_without_a_run_more_minutes_are_needed():
+    assert verdict([]).advice == "no run ended: more --minutes"
+
+
 def test_the_table_has_what_was_measured_and_reasons_follow():
     found = verdict_on(now=QUIET, flat=[90] * 9, tree="hangs")
     lines = report(found, {"x": "no time"}).splitlines()
-    first = "the program as it is 100 (99–101) 1.000 (1.000–1.000) 9"
+    first = "the program as it is 100 (99–101) 1 9"
     assert lines[1].split() == first.split()
     assert lines[2].split() == ["flat", "90", "(90–90)", "0.900", "(0.891–0.909)", "9"]
     assert lines[4].startswith("step: from one sum of 1.049 MB to the next, median")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from typing import List
 
 from hier_allreduce import HierAllreduceError
 
@@ -19,9 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "copy between all pairs of GPUs, or of these devices of TensorFlow (/gpu:0,/gpu:1): bits"
         " compared, GB/s"
     )
-    one.add_argument("--copies", type=names_in, nargs="?", const=[], metavar="A,B", help=copies)
+    one.add_argument("--copies", type=_devices_in, nargs="?", const=[], metavar="A,B", help=copies)
     topo = "output of `nvidia-smi topo -m` (- is standard input): print its groups, nothing else"
     one.add_argument("--topo", metavar="FILE", help=topo)
+
+
+def _devices_in(argument: str) -> List[str]:
+    """Read ``/gpu:0,/gpu:1``, which TensorFlow also calls ``/device:GPU:0,/device:GPU:1``."""
+    devices = names_in(argument.lower().replace("/device:", "/"))
+    if not re.fullmatch(r"/[cg]pu:\d+(,/[cg]pu:\d+)+", ",".join(devices)):
+        expected = "expected two or more different devices, such as /gpu:0,/gpu:1"
+        raise argparse.ArgumentTypeError(f"{argument!r}: {expected}")
+    return devices
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 ::
 
     [[["/gpu:0", "/gpu:1"], …], 30]
-        ─►  [0, 2.2e10]          bytes that arrive changed; bytes/s
+        ─►  [0, 2.2e10]          bytes that arrive changed; bytes/s, or 0 if too short to be timed
             …
 
 A pair that takes longer than its limit ends the process: broken copies hang, and TensorFlow cannot

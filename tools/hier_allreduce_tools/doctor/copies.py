@@ -77,7 +77,8 @@ def report(devices: Sequence[str], copies: Copies, fault: str) -> Iterator[str]:
     cells = {(device, device): "." for device in devices}
     changed = []
     for pair, (differ, rate) in copies.items():
-        cells[pair] = rounded(rate / 1e9) if are_gpus else "equal"
+        speed = rounded(rate / 1e9) if rate else "?"  # the copy was too short to be timed
+        cells[pair] = speed if are_gpus else "equal"
         if differ:
             cells[pair] = "DIFFER"
             changed.append("{} → {}".format(*pair))

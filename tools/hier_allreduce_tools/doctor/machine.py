@@ -125,9 +125,11 @@ def _links() -> Iterator[str]:
             # The legend is left out, because the reader of an issue knows its words.
             yield "\n{}\n".format(table.split("\n\n")[0])
         with suppress(HierAllreduceError):  # only the first one has links
-            groups = linked_groups(read_table(table))
+            kinds = read_table(table)
+            groups = linked_groups(kinds)
             # The variable may number the GPUs in another way.
-            if groups and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            all_gpus = ",".join(map(str, range(len(kinds))))
+            if groups and os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus) == all_gpus:
                 yield groups_line(groups)
 
 

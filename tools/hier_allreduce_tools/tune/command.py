@@ -13,6 +13,8 @@ from typing import Any, Dict, List, Tuple
 import yaml
 from tqdm import tqdm
 
+from hier_allreduce import HierAllreduceError, Strategy
+
 from ..text import names_in
 from .candidates import ALL_BASELINES, OTHERS, changes_of
 from .inside import VARIABLE
@@ -38,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
 
     help = "minutes of all runs together (default 10)"
-    add("--minutes", metavar="M", type=float, default=10.0, help=help)
+    add("--minutes", metavar="M", type=minutes, default=10.0, help=help)
 
     help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm of"
@@ -56,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", metavar="FILE", type=_new_file, help=help)
 
     add("--yes", action="store_true", help="start without asking: each run really trains")
+
+
+def minutes(argument: str) -> float:
+    """Read minutes above 0."""
+    if not float(argument) > 0:
+        raise argparse.ArgumentTypeError(f"{argument!r}: expected minutes above 0")
+    return float(argument)
 
 
 def _new_file(argument: str) -> Path:
@@ -77,7 +86,9 @@ def main(args: argparse.Namespace) -> int:
     print(_WARNING, file=sys.stderr)
     if not args.yes:
         print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        # Nobody can answer if standard input is closed.
+        answer = sys.stdin.readline() if sys.stdin else ""
+        if answer.strip().lower() not in ("y", "yes"):
             print("nothing was started; --yes starts without asking", file=sys.stderr)
             return 1
     journal, settings, runs = _opened(args)
@@ -95,7 +106,12 @@ def main(args: argparse.Namespace) -> int:
 
         runner = Runner(journal, settings, args.patience, seconds, signals, show)
         rounds = Rounds(runner, runs, lambda line: bar.write(line, file=sys.stderr))
-        rounds.run_all(settings["only"])
+        try:
+            rounds.run_all(settings["only"])
+        except OSError:  # a program that was moved, or a full disk
+            if rounds.runs:
+                print(report(verdict(rounds.runs), rounds.left_out))
+            raise
     found = verdict(rounds.runs)
     text = report(found, rounds.left_out)
     print(text)
@@ -137,7 +153,12 @@ def _write_best(path: Path, found: Verdict, text: str) -> None:
     if found.best is None or found.best.name in ALL_BASELINES:
         print(f"{path} is not written: {found.advice}", file=sys.stderr)
         return
+    strategy = found.best.runs[0].built.strategy
+    try:
+        Strategy(**strategy)
+    except HierAllreduceError:
+        print(f"{path} is not written: no file can name the program's function", file=sys.stderr)
+        return
     comments = "".join(f"# {line}\n" for line in text.splitlines())
-    strategy = yaml.safe_dump(found.best.runs[0].built.strategy, sort_keys=False)
-    path.write_text(comments + strategy, encoding="utf-8")
+    path.write_text(comments + yaml.safe_dump(strategy, sort_keys=False), encoding="utf-8")
     print(f"strategy={str(path)!r} is the best one", file=sys.stderr)

@@ -72,6 +72,8 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row], str]:
     """Return the best of the rows, and what to do."""
     if not rows:
+        if not faults:
+            return None, "no run ended: more --minutes"
         all_hang = len(faults) > 1 and all(fault.startswith("hung") for fault in faults.values())
         return None, _ALL_HANG if all_hang else _NOTHING
     faster = [row for row in rows if row.ratio.is_faster]
@@ -90,10 +92,11 @@ def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row],
 def report(verdict: Verdict, left_out: Dict[str, str]) -> str:
     """Return the table, the candidates without a row, each with its reason, and what to do."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
-    for row in verdict.rows:
+    ratios = ["1", *(str(row.ratio) for row in verdict.rows[1:])]
+    for row, to_first in zip(verdict.rows, ratios):
         steps = [1e3 * run.step for run in row.runs]
         step = f"{1e3 * row.step:.4g} ({min(steps):.4g}–{max(steps):.4g})"
-        lines.append((row.name, step, str(row.ratio), str(len(row.runs))))
+        lines.append((row.name, step, to_first, str(len(row.runs))))
     paragraphs = []
     if verdict.rows:
         size = max(run.built.bytes for row in verdict.rows for run in row.runs)
