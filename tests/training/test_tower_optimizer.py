@@ -517,13 +517,12 @@ def test_a_restore_through_another_handle_of_the_variable_counts(graph, tmp_path
     optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(["w"], count=2)
     op, path = optimizer.apply_gradients(rows), str(tmp_path / "model")
     handle = rows[0][0][1].handle
-    other = tf.raw_ops.VarHandleOp(
-        dtype=tf.float32, shape=[2], shared_name=handle.op.get_attr("shared_name")
+    name = handle.op.get_attr("shared_name")
+    read = tf.raw_ops.RestoreV2(
+        prefix=path, tensor_names=["tower0/w"], shape_and_slices=[""], dtypes=[tf.float32]
     )
     with tf.device(handle.device):
-        read = tf.raw_ops.RestoreV2(
-            prefix=path, tensor_names=["tower0/w"], shape_and_slices=[""], dtypes=[tf.float32]
-        )
+        other = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2], shared_name=name)
         loaded = tf.raw_ops.AssignVariableOp(resource=other, value=read[0])
     saver = train.Saver([rows[0][0][1]])
     with started(optimizer.init_op) as sess:
