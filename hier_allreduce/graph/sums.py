@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..compat import is_auto_clustered, tf1
+from ..compat import DTYPES_WITHOUT_ADD, is_auto_clustered, tf1
 from ..planning.plan import ChunkOps, Copy, Reduce
 from .devices import all_on_cpu
 from .layout import Layout
@@ -103,7 +103,8 @@ class Sum(ChunkOps[Any]):
                 total = tf.add_n(upright, name=f"{self.name}/{SUM}")
                 return tf.reshape(total, lengths, name=f"{self.name}/{SUM}")
         with tf1.device(self.devices[dst]):
-            if are_known and len(terms) == 2:
+            has_add = terms[0].dtype.name not in DTYPES_WITHOUT_ADD
+            if are_known and len(terms) == 2 and has_add:
                 return tf.add(*terms, name=f"{self.name}/{SUM}")
             # Shapes may turn out to differ when the training step runs. Then add would broadcast
             # them, and add_n raises an error.
