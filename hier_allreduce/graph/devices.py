@@ -69,13 +69,15 @@ def _spelled(device: str) -> str:
     spec = tf.DeviceSpec(job=named.job, replica=named.replica, task=named.task)
     if named.job == "localhost":
         spec = tf.DeviceSpec()
+    index = named.device_index or 0  # TensorFlow takes the first device of a type without a number
+    if index < 0:
+        raise ValueError(f"{device!r} has a number below 0")
     if named.device_type is None:
         return str(spec.to_string())
     short = f"/device:{named.device_type}"
     if named.device_type in ("CPU", "GPU"):
         short = f"/{named.device_type.lower()}"
-    # TensorFlow takes the first device of a type if there is no number.
-    return f"{spec.to_string()}{short}:{named.device_index or 0}"
+    return f"{spec.to_string()}{short}:{index}"
 
 
 def check_existence(

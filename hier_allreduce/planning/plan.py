@@ -11,6 +11,7 @@ A plan does not know the gradients: it fits any number of chunks.
 
 from __future__ import annotations
 
+from itertools import islice
 from operator import index
 from typing import (
     FrozenSet,
@@ -203,7 +204,8 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
     """
     towers = whole_number(towers, "towers", least=1)
     schedule: Schedule = ()
-    for move in moves:
+    # These are more than can be right. A user's generator may have no end.
+    for move in islice(moves, 2 * towers):
         # A user may give NumPy's numbers, and hosts compare their plans as texts.
         srcs = tuple(map(index, move.srcs))
         dst = index(move.dst)

@@ -191,6 +191,7 @@ DEVICES = [
     ([0, 1, 2, 3], "tower 0: 0 is not a device; ", ONE_DEVICE),
     (list(np.arange(4) + 2), "is not a device; ", ONE_DEVICE),
     (["/cpu:0", "/cpu:1", "/cpu:2", True], "tower 3: True is not a device; ", ONE_DEVICE),
+    (["/cpu:0", "/cpu:1", "/cpu:2", "/cpu:-3"], "tower 3: '/cpu:-3' is not a device; ", ONE_DEVICE),
     (["/cpu:0", b"/cpu:1", "/cpu:2", "/cpu:3"], "tower 1: b'/cpu:1' is not a device"),
     (["/cpu:0", "nonsense", "/cpu:2", "/cpu:3"], "tower 1: 'nonsense' is not a device", ONE_DEVICE),
     (["/cpu:0", "/cpu:one", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:one' is not a device"),

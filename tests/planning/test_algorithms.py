@@ -1,5 +1,6 @@
 """Schedules: the check by counting, the interpreter, the algorithms, and functions of users."""
 
+import itertools
 import runpy
 from collections import Counter
 from pathlib import Path
@@ -272,3 +273,9 @@ def one_copy_short(devices, chunk):
 def test_a_wrong_function_is_an_error_that_names_it_and_the_chunk(algorithm, message):
     with pytest.raises(HierAllreduceError, match=message):
         schedules_of(algorithm, 4)
+
+
+@pytest.mark.parametrize("move", [Reduce((1,), 0), Copy(0, 1)])
+def test_a_generator_without_an_end_is_an_error(move):
+    with pytest.raises(HierAllreduceError):
+        check(itertools.chain([Reduce((1,), 0)], itertools.repeat(move)), 2)
