@@ -189,7 +189,7 @@ def test_what_an_owner_pays_for_does_not_grow(monkeypatch):
     limits = {
         "types": 71,
         "decisions": 912,
-        "expression nodes": 32710,
+        "expression nodes": 32730,
         "functions with one use": 183,
     }
     assert {what: counted[what] for what in limits if counted[what] > limits[what]} == {}
