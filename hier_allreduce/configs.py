@@ -125,6 +125,16 @@ def switch(written: Any, where: str) -> bool:
     return bool(written)
 
 
+def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
+    """Return whether towers, or hosts, are compared after so many steps.
+
+    By default that is after 1, 2, 4, 8, … and each thousandth: most faults show at once.
+    """
+    if every is None:
+        return step & (step - 1) == 0 or step % 1000 == 0
+    return bool(every) and step % every == 0
+
+
 def is_whole_number(written: Any) -> bool:
     """Return whether something is a whole number of 0 or more, NumPy's included; a bool is not."""
     # Python counts bools as integers, but a user who writes True for a number is mistaken.

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat import tf1
+from ..configs import is_step_to_compare
 from ..errors import ClusterError
 from ..formatting import count
 from .collectives import FIRST_OF_SESSIONS, check_order, collectives_of, gather, has_sum
@@ -135,8 +136,8 @@ class ClusterSession(tf1.Session):
 
         with self._only_thread():
             if has_sum(collectives):
-                # After 0, 1, 2, 4, 8, … sums and each 1000, because most faults show at once.
-                if self._sums & (self._sums - 1) == 0 or self._sums % 1000 == 0:
+                # The hosts are also compared before their first sum, after none.
+                if is_step_to_compare(self._sums):
                     self._compare_weights()
                 self._sums += 1
             numbered = _numbered(self._sequence, options)

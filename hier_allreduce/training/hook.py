@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from ..cluster.session import fetched_ops
 from ..compat import outside_control_flow, tf1
+from ..configs import is_step_to_compare
 from ..errors import HierAllreduceError
 from ..graph.copy_check import CopyCheck
 from ..graphs import needed_by
@@ -32,14 +33,14 @@ class TowersHook(tf1.train.SessionRunHook):
         self._build = build
         self._check_by_op: Dict[Any, CopyCheck] = {}  # by train op
         self._compared: List[Any] = []  # the train ops whose copies are compared in this run
-        # It walks through the graph, and a training runs the same fetches again and again.
-        self._train_ops_of = lru_cache(maxsize=None)(self._train_ops_in)
 
     def begin(self) -> None:
         # A hook may serve several sessions, one after the other, also of several graphs.
         self._steps = 0
         self._equal_after = 0  # the last step after which all towers were equal
         self._runs: Counter = Counter()  # by train op
+        # It walks through the graph, and a training runs the same fetches again and again.
+        self._train_ops_of = lru_cache(maxsize=None)(self._train_ops_in)
         if self._options.check_replicas_every != 0:
             with outside_control_flow():
                 for op in tf1.get_collection(tf1.GraphKeys.TRAIN_OP):
@@ -82,13 +83,3 @@ class TowersHook(tf1.train.SessionRunHook):
         """Return the train ops that a step runs which is asked for some ops."""
         needed = needed_by(fetched)
         return [op for op in self._check_by_op if op in needed]
-
-
-def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
-    """Return whether towers are compared after a step, counted from 1.
-
-    By default that is in steps 1, 2, 4, 8, … and then each thousandth: most faults show at once.
-    """
-    if every is None:
-        return step & (step - 1) == 0 or step % 1000 == 0
-    return bool(every) and step % every == 0

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import gc
 import threading
 import warnings
@@ -17,9 +16,9 @@ from helpers.optimizers import Clipped
 from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
+from hier_allreduce.configs import is_step_to_compare
 from hier_allreduce.graph.record import log_once
 from hier_allreduce.training.equality import comparison
-from hier_allreduce.training.hook import is_step_to_compare
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -58,6 +57,17 @@ def later(name, scopes=("tower0/", "tower1/", "tower2/"), **options):
         )
         for k, scope in enumerate(scopes)
     ]
+
+
+def monitored(folder, scaffold, hooks):
+    """Return a session that restores the checkpoint of a folder, if it has one, and saves there."""
+    return train.MonitoredTrainingSession(
+        checkpoint_dir=str(folder),
+        scaffold=scaffold,
+        hooks=hooks,
+        config=config(),
+        log_step_count_steps=None,
+    )
 
 
 def spoil(rows, n=0):
@@ -318,13 +328,7 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
             )
             op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
             scaffold, hooks = optimizer.scaffold(), [optimizer.hook()] if count > 1 else []
-            with train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path),
-                scaffold=scaffold,
-                hooks=hooks,
-                config=config(),
-                log_step_count_steps=None,
-            ) as sess:
+            with monitored(tmp_path, scaffold, hooks) as sess:
                 sess.run(op)
                 seen.append(state(sess, rows))
     assert seen == [[-1.0] * 2, [-2.5] * 3, [-4.25]]
@@ -345,13 +349,7 @@ def test_a_restored_run_has_the_scaffolds_ops_beside_those_of_the_program(tmp_pa
                 "ready_op": tf1.report_uninitialized_variables,
             }
             scaffold = optimizer.scaffold(**{given: ops[given]()})
-            with train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path),
-                scaffold=scaffold,
-                hooks=[optimizer.hook()],
-                config=config(),
-                log_step_count_steps=None,
-            ) as sess:
+            with monitored(tmp_path, scaffold, [optimizer.hook()]) as sess:
                 sess.run(op)
                 assert sess.run([mine, train.get_global_step()]) == [5, steps]
                 assert len(set(state(sess, rows))) == 1
@@ -376,13 +374,7 @@ def test_a_run_is_restored_with_a_saver_of_the_program(tmp_path, update, is_for_
             saver = train.Saver(mine, max_to_keep=100)
             scaffold = optimizer.scaffold(saver=saver)
             assert [op.type for op in here.get_operations()].count("SaveV2") == 1
-            with train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path),
-                scaffold=scaffold,
-                hooks=[optimizer.hook()],
-                config=config(),
-                log_step_count_steps=None,
-            ) as sess:
+            with monitored(tmp_path, scaffold, [optimizer.hook()]) as sess:
                 for fetched in (op, changes):
                     sess.run(fetched)
                 values = sess.run([train.get_global_step(), *own])
@@ -407,13 +399,7 @@ def test_a_file_has_one_share_of_the_data_whatever_the_shapes(tmp_path, update):
                 name = f"tower{k}/share"
                 shares.append(tf1.get_variable(name, initializer=share, use_resource=True))
             op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
-            with train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path),
-                scaffold=optimizer.scaffold(),
-                hooks=[optimizer.hook()],
-                config=config(),
-                log_step_count_steps=None,
-            ) as sess:
+            with monitored(tmp_path, optimizer.scaffold(), [optimizer.hook()]) as sess:
                 sess.run(op)
                 assert [len(share) for share in sess.run(shares)] == [5, 4, 3][:count]
         names = [name for name, _ in tf.train.list_variables(str(tmp_path))]
@@ -458,16 +444,8 @@ def test_all_towers_go_on_as_they_were_saved(tmp_path, update, is_monitored):
             optimizer, op, variables, syncs = with_target(count, update)
             layers = [row[1].assign(4.0) for row in variables]
             scaffold, hook = optimizer.scaffold(), optimizer.hook()
-            monitored = functools.partial(
-                train.MonitoredTrainingSession,
-                checkpoint_dir=str(tmp_path),
-                scaffold=scaffold,
-                hooks=[hook],
-                config=config(),
-                log_step_count_steps=None,
-            )
             start = None if is_monitored else optimizer.init_op
-            with monitored() if is_monitored else started() as sess:
+            with monitored(tmp_path, scaffold, [hook]) if is_monitored else started() as sess:
                 if seen and not is_monitored:
                     scaffold.saver.restore(sess, str(tmp_path / "model"))
                 if not is_monitored:
