@@ -22,7 +22,6 @@ from rounds import COMPARED, UNFLAGGED
 from shapes import GradientShape, load_model
 
 import hier_allreduce
-from hier_allreduce.training import update as with_flags
 
 tf1 = tf.compat.v1
 raw = tf.raw_ops
@@ -190,7 +189,8 @@ def updating_step(work: Pass, devices: List[str], kind: str) -> TrainingStep:
     update = kind.replace(UNFLAGGED, "").replace(COMPARED, "")
     with contextlib.ExitStack() as around, tf.Graph().as_default() as graph:
         if kind.endswith(UNFLAGGED):
-            around.enter_context(mock.patch.object(with_flags, "flags_of", lambda *_: []))
+            flags_of = "hier_allreduce.training.update.flags_of"
+            around.enter_context(mock.patch(flags_of, lambda *_: []))
         sgd = tf1.train.GradientDescentOptimizer(0.1)
         optimizer = hier_allreduce.TowerOptimizer(sgd, devices, average=True, update=update)
         for number, device in enumerate(devices):

@@ -97,7 +97,8 @@ def watch(trained: Iterable[Column] = ()) -> None:
             ops = list(initializers)
             for name in set(chain(*flag.names, *kept().vouched[flag.devices])):
                 ops += restored.get(_shared_name(graph.get_operation_by_name(name)), ())
-            wait(ops, [flag.take(is_needed=False)])
+            if ops:
+                wait(ops, [flag.take(is_needed=False)])
 
 
 def _shared_name(maker: Any) -> str:

@@ -142,8 +142,7 @@ def update_towers(
     update = towers.options.update
     if len(towers.devices) > 1:
         _check_no_references(towers.columns, towers.devices)
-    # One tower has nothing to keep equal.
-    if len(towers.devices) == 1:
+    else:  # one tower has nothing to keep equal
         update = "once"
     reason = "" if update == "once" else why_once(optimizer, towers)
     if reason:
@@ -160,7 +159,8 @@ def update_towers(
         memory, there = kept(), tuple(towers.devices)
         memory.trained[there].update(by_names(towers.columns))
         scopes = towers.options.scopes
-        memory.scopes[there] += [scopes] if scopes else by_names(towers.columns)
+        told_apart = [tuple(scopes)] if scopes else by_names(towers.columns)
+        memory.scopes[there].update(dict.fromkeys(told_apart))
         sources = Sources(towers)
         applied = _applied(optimizer, towers, given)
         op = _complete(type(optimizer).__name__, applied, towers, sources, name)

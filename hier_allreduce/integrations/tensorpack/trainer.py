@@ -122,7 +122,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             is_id = configs.is_whole_number
             devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
-        scopes = [f"tower{k}" if k else "" for k in range(len(self.devices))]
+        scopes = tuple(f"tower{k}" if k else "" for k in range(len(self.devices)))
         steps = broadcast_every, check_replicas_every
         chosen = Options(average, strategy, update, transform, *steps, cluster, scopes)
         self._options = checked_options(chosen)
@@ -188,7 +188,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             towers, get_grads, devices=self.devices, use_vs=use_vs
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
-        kept().scopes[tuple(self.devices)].append(self._options.scopes)
+        kept().scopes[tuple(self.devices)][self._options.scopes] = None
         completed = _with_missing_pairs(rows, columns_of(self.devices))
         # The state of all towers but the first is local, so that it is not saved.
         scope = lambda tower: override_to_local_variable(enable=tower > 0)  # noqa: E731

@@ -116,10 +116,10 @@ def main(args: argparse.Namespace) -> int:
     text = report(found, rounds.left_out)
     print(text)
     if found.missing_pairs:
-        minutes = rounds.minutes(len(found.rows) * found.missing_pairs)
+        more = rounds.minutes(len(found.rows) * found.missing_pairs)
         print(
             f"for a certain answer {found.missing_pairs} more pairs of runs are missing:\n"
-            f"hier-allreduce tune --continue {journal.path} --minutes {minutes}",
+            f"hier-allreduce tune --continue {journal.path} --minutes {more}",
             file=sys.stderr,
         )
     if args.o is not None:
