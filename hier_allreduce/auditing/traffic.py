@@ -162,9 +162,9 @@ def _count_copies(
             copied_by_op[prefix + tensor.copied].add((call, tensor.name))
     passing: List[Tuple[Audited, Copy]] = []
     for crossing in crossings(partitions):
-        reading = {_tensor_of(reader, tensors) for reader in crossing.readers}
-        sending = {_tensor_of(crossing.op, tensors)} | copied_by_op[crossing.op]
-        for known in (reading | sending) - {None}:
+        reading = set(filter(None, (_tensor_of(op, tensors) for op in crossing.readers)))
+        sending = set(filter(None, [_tensor_of(crossing.op, tensors)]))
+        for known in reading | sending | copied_by_op[crossing.op]:
             call, name = known
             copy = (name, call.place(crossing.src), call.place(crossing.dst))
             call.sources[copy].add(crossing.op)
