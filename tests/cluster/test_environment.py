@@ -192,7 +192,7 @@ def test_a_wrong_description_is_an_error(environ, words, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match=words):
-        Cluster.from_environment(2)
+        Cluster.from_environment()
 
 
 @pytest.mark.parametrize(
