@@ -29,6 +29,8 @@ from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
 from .shared_ops import SharedOps
 
+_LONGEST = 1e9  # seconds of a timeout
+
 
 class Cluster:
     """The hosts of one job, and the index of this process among them.
@@ -74,16 +76,17 @@ class Cluster:
 
         Raises:
             ClusterError: an invalid or repeated address, a task that is not one of the hosts, or a
-                timeout that is not above 0.
+                timeout that is not above 0, or infinite.
         """
         if len(set(map(split_address, hosts))) < len(hosts):
             raise ClusterError(f"hosts={hosts!r}: each host needs an address of its own")
         if task not in range(len(hosts)):
             raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
         for seconds in (timeout, start_timeout, stall_timeout):
-            # With 0 a healthy host would be said to be gone, and NaN would be waited for for ever.
-            if not seconds > 0:
-                raise ClusterError(f"a timeout of {seconds} s: expected more than 0")
+            # With 0 a healthy host would be said to be gone, NaN would be waited for for ever, and
+            # sockets take no more than some centuries.
+            if not 0 < seconds < _LONGEST:
+                raise ClusterError(f"a timeout of {seconds} s: expected more than 0, to {_LONGEST}")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
         self.timeout = float(timeout)
