@@ -356,8 +356,8 @@ def functions_table():
 
 def default_table():
     """Return the table of what might be another default: updates, and chunks of 4 to 32 MiB."""
-    chunks = [f"{name}/{size}" for name in ("flat_hierarchical", "hierarchical") for size in (16, 32)]
-    names = ("ours", "hierarchical/4", *chunks, "tensorpack packed")
+    large = [f"{name}/{mib}" for name in ("flat_hierarchical", "hierarchical") for mib in (16, 32)]
+    names = ("ours", "hierarchical/4", *large, "tensorpack packed")
     updates = ("update=replicated", "update=sharded")
     titles = (*names[:-1], "packed", "replicated", "sharded")
     return side_by_side(cells_in("default/*.json"), (*names, *updates), titles)
