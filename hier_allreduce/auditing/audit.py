@@ -36,7 +36,7 @@ class Audit(NamedTuple):
 
     @property
     def copies(self) -> Counter:
-        """The sum over all calls. Towers that share a device are counted as the first of them."""
+        """The sum over all calls. Towers that share a device are counted as one of them."""
         return sum((audited.copies for audited in self.calls), Counter())
 
     def __str__(self) -> str:

@@ -37,8 +37,7 @@ class Audited:
     Attributes:
         all_reduce: as it was built: its scope, algorithm, devices and tensors.
         planned: ``{(name, i, j): count}``: how often a tensor of ``all_reduce``, by its name, goes
-            from tower i's device to tower j's. Towers that share a device are counted as the first
-            of them.
+            from tower i's device to tower j's. Towers that share a device are counted as one.
         executed: the same of the copies that ran.
         edges: the number of control edges that TensorFlow kept, of those in ``all_reduce.edges``.
     """
@@ -52,14 +51,13 @@ class Audited:
         self.sources: Dict[Copy, Set[str]] = defaultdict(set)  # the ops whose results were copied
         self.ran_at: Set[Place] = set()  # where an op of a tensor ran
         self.strayed: List[str] = []  # lines about gradients that cross before they are cut
-        fields_of_towers = [device_fields(device) for device in all_reduce.devices]
-        first_on_device = [fields_of_towers.index(fields) for fields in fields_of_towers]
-        self._share_devices = len(set(first_on_device)) < len(first_on_device)
+        # Towers on one device, however it is spelled, have one place.
+        places = [self.place(device) for device in all_reduce.devices]
+        self._share_devices = len(set(places)) < len(places)
         for tensor in all_reduce.tensors:
             for move in tensor.schedule:
                 for src in move.srcs:
-                    copy = (tensor.name, first_on_device[src], first_on_device[move.dst])
-                    self.add(self.planned, copy)
+                    self.add(self.planned, (tensor.name, places[src], places[move.dst]))
 
     def add(self, copies: Counter, copy: Copy) -> None:
         """Count a copy in ``planned`` or ``executed``."""

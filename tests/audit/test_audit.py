@@ -242,6 +242,7 @@ def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, alg
             [f"/job:localhost/task:0{gpu_or_cpu(1)}", f"/task:0{gpu_or_cpu(2)}"],
             {(0, 1): 1, (1, 0): 1},
         ),
+        ([gpu_or_cpu(1), f"/task:0{gpu_or_cpu(1)}"], {}),
     ],
 )
 def test_a_device_may_be_spelled_in_any_way(graph, devices, pairs):
