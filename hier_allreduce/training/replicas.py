@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from ..compat import outer_graph, tensor_of, tf1
 from ..errors import HierAllreduceError
@@ -48,10 +48,13 @@ class Scopes:
                     self._on_0_by_level[level].setdefault(tower, (level_on_0,))
                     self._on_0_by_level[level_on_0].setdefault(0, (level_on_0,))
 
-    def find(self, name: str) -> Tuple[int, List[str]]:
-        """Return the tower of a variable, and what the copy on tower 0 may be called."""
+    def find(self, name: str, readers: Iterable[int] = ()) -> Tuple[int, List[str]]:
+        """Return the tower of a variable, and what the copy on tower 0 may be called.
+
+        If only some towers' gradients read it, it is one of theirs, whatever its name is.
+        """
         levels = name.split("/")
-        towers: Set[int] = set()
+        towers = set(readers)
         for level in levels:
             # The first scope tells the tower; a model may have levels that are called as scopes.
             known = set(self._on_0_by_level.get(level, ()))
@@ -140,13 +143,13 @@ def named_on(devices: Sequence[Any]) -> List[Column]:
     towers = tuple(devices)
     if len(towers) == 1:
         return []
-    rule = Scopes(kept().scopes[towers])
+    rule, read = Scopes(kept().scopes[towers]), kept().read[towers]
     taken = set(itertools.chain(*by_names(written_on(devices))))
     local = {var.op.name for var in tf1.local_variables()}
     variables = {var.op.name: var for var in tf1.global_variables() + tf1.local_variables()}
     by_name_on_0: Dict[str, List[List[Any]]] = defaultdict(lambda: [[] for _ in towers])
     for name, var in variables.items():
-        tower, names_on_0 = rule.find(name)
+        tower, names_on_0 = rule.find(name, read.get(tensor_of(var).op, ()))
         if name not in taken and not (tower == 0 and name in local):
             existing = [on_0 for on_0 in names_on_0 if on_0 in variables]
             by_name_on_0[(existing or names_on_0)[0]][tower].append(var)
@@ -157,8 +160,7 @@ def named_on(devices: Sequence[Any]) -> List[Column]:
 
 def written_on(devices: Sequence[Any]) -> List[Column]:
     """Return the columns on K devices that updates of the current graph write."""
-    memory, towers = kept(), tuple(devices)
-    return list({**memory.trained[towers], **memory.written[towers]}.values())
+    return list(kept().columns[tuple(devices)].values())
 
 
 def _kind(var: Any) -> Tuple[Any, str]:
