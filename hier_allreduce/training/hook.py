@@ -56,14 +56,17 @@ class TowersHook(tf1.train.SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._options.cluster:
             self._options.cluster.check_session(session)
-        self._make_equal(session)
+        self._is_new = True
 
     def before_run(self, run_context: Any) -> Any:
-        # Before a step, so that also what the program set after the last one is copied.
+        # Before a step, so that also what other hooks and the program set after the last one, or
+        # restored in a new session, is copied.
         period = self._options.broadcast_every
         is_due = period > 0 and self._steps > 0 and self._steps % period == 0
-        if is_due or self._begins_epoch():
-            self._make_equal(run_context.session)
+        if self._is_new or is_due or self._begins_epoch():
+            self._is_new = False
+            for op in self._starts:
+                run_context.session.run(op)
         fetches = run_context.original_args.fetches
         train_ops = self._train_ops_of(fetched_ops(run_context.session.graph, fetches))
         self._runs.update(train_ops)
@@ -86,10 +89,6 @@ class TowersHook(tf1.train.SessionRunHook):
                     " only, or the transform does not do the same on each tower"
                 )
             self._equal_after = self._steps
-
-    def _make_equal(self, session: Any) -> None:
-        for op in self._starts:
-            session.run(op)
 
     def _train_ops_in(self, fetched: Tuple[Any, ...]) -> List[Any]:
         """Return the train ops that a step runs which is asked for some ops."""

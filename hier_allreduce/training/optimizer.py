@@ -21,7 +21,15 @@ from ..planning.strategy import Strategy
 from .equality import broadcast, comparison, copied, start_anew, watch
 from .hook import TowersHook
 from .options import Options, Transform, checked_options
-from .replicas import belongings, by_names, columns_of, kept, named_on, written_on
+from .replicas import (
+    belongings,
+    by_names,
+    columns_of,
+    kept,
+    named_on,
+    read_in_order,
+    written_on,
+)
 from .towers import Column, Pairs, Towers
 from .update import update_towers
 
@@ -187,10 +195,10 @@ class TowerOptimizer:
         that names ``init_op``, and trains nothing. It copies what updates write; variables in the
         collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``;
         and averages of layers (``moving_mean``, ``moving_variance``, ``ExponentialMovingAverage``).
-        What the program computes anew is each tower's own. What gradients only read has to be equal
-        when this runs; else it ends with an error that lists it. Where names do not tell which
-        variables are copies, those of one dtype and shape are compared in the order in which each
-        tower made them, if all towers have as many.
+        What the program computes anew on all towers is each tower's own. What gradients only read
+        has to be equal when this runs; else it ends with an error that lists it. Where names do not
+        tell which variables are copies, those of one dtype and shape are compared in the order in
+        which each tower made them, if all towers have as many.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called.
@@ -237,7 +245,9 @@ class TowerOptimizer:
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             # One scaffold is for all updates of the graph, also those on other devices.
             places = list(kept().columns)
-            columns_by_place = {there: columns_of(there) for there in places}
+            columns_by_place = {
+                there: [*columns_of(there), *read_in_order(there)] for there in places
+            }
             with_copies = chain(*columns_by_place.values(), *map(named_on, places))
             copies = set(map(id, chain(*(column[1:] for column in with_copies))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]

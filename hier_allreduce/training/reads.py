@@ -225,9 +225,21 @@ def _initial_ops() -> Set[Any]:
 
 def states_among(ops: Set[Any]) -> List[str]:
     """Return the names of ``ops`` of which a second one is another: writes, random numbers."""
-    stateful = (op for op in ops - _initial_ops() if op.op_def is not None)
-    others = (op for op in stateful if op.type not in _WITHOUT_STATE)
-    return sorted(op.name for op in others if op.op_def.is_stateful)
+    return sorted(op.name for op in ops - _initial_ops() if _has_state(op))
+
+
+def _has_state(op: Any) -> bool:
+    """Return whether a second op like this one would be another; a branch, if one in it would."""
+    if op.op_def is None or not op.op_def.is_stateful or op.type in _WITHOUT_STATE:
+        return False
+    attributes = list(op.node_def.attr.values())
+    called = [attr.func for attr in attributes]
+    called += itertools.chain(*(attr.list.func for attr in attributes))
+    functions = [op.graph._get_function(function.name) for function in called if function.name]
+    bodies = [getattr(function, "graph", None) for function in functions]
+    if not bodies or None in bodies:
+        return True
+    return any(_has_state(inside) for body in bodies for inside in body.get_operations())
 
 
 def _users(handle: Any) -> List[Any]:

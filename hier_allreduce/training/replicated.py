@@ -109,6 +109,7 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
     rates = _rates_of(optimizer)
     ends: List[Any] = []
     owns: List[Any] = []
+    state: List[List[Any]] = []
     with added_ops() as added:
         for tower, device in enumerate(towers.devices):
             # Slots are shared by variable, but each tower has its own powers of beta.
@@ -117,11 +118,11 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
                 pairs = list(zip(reduced[tower], variables[tower]))
                 ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}"))
             owns.append(own)
+            state.append(_state_of(own, variables[tower]))
     # What the update prepared, such as the tensor of a rate, is read by summaries.
     prepared = {key: held for key, held in vars(owns[0]).items() if key not in rates}
     vars(optimizer).update(prepared)
-    state = list(zip(*map(_state_of, owns, variables)))
-    return Applied(ends, added & needed_by(ends), reduced, state)
+    return Applied(ends, added & needed_by(ends), reduced, list(zip(*state)))
 
 
 def _rates_of(optimizer: Any) -> Dict[str, Any]:

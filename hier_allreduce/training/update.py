@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..compat import forget_colocation, is_resource, tensor_of, tf1
+from ..compat import forget_colocation, is_resource, outer_graph, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import broadcast
@@ -167,7 +167,9 @@ def update_towers(
         memory.read[there].update(sources.read())
         applied = _applied(optimizer, towers, on_tower_0(arguments, towers.devices))
         op = _complete(type(optimizer).__name__, applied, towers, sources, name)
-    tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, op)
+    # An op of a branch is no step that a program could run.
+    if op.graph is outer_graph() and op._get_control_flow_context() is None:
+        tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, op)
     if towers.options.check_replicas_every == 0:
         kept().compares_hosts = False
     return op

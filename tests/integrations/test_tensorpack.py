@@ -293,9 +293,10 @@ def weighted(cost):
     return cost * weight
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("step_based", [False, True], ids=["epochs", "steps"])
 @in_child
-def test_a_schedule_sets_a_variable_of_the_model_on_all_towers(step_based):
+def test_a_schedule_sets_a_variable_of_the_model_on_all_towers(step_based, is_wrapped):
     """Before the first step, and in the step for which it was set."""
     import tensorpack as tp
 
@@ -305,6 +306,8 @@ def test_a_schedule_sets_a_variable_of_the_model_on_all_towers(step_based):
         setter = tp.ScheduledHyperParamSetter(
             "weight_of_loss", schedule, step_based=step_based, set_at_beginning=True
         )
+        if is_wrapped:
+            setter = tp.EnableCallbackIf(setter, lambda _: True)
         return train(
             trainer, "momentum", batch, steps=2, epochs=3, extra=weighted, callbacks=[setter]
         )["after"]

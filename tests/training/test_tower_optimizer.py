@@ -751,6 +751,14 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
         optimizer.apply_gradients([rows[0][:1], rows[1][1:], rows[2][1:]])
 
 
+def test_optimizers_that_the_program_has_dropped_are_no_later_ones(graph):
+    """Python gives the id of a dropped object to a new one."""
+    rows = towers(["d"])
+    for update in ["replicated", "once", "sharded"] * 4:
+        TowerOptimizer(momentum(), gpus_or_cpus(3), update=update).apply_gradients(rows)
+        gc.collect()
+
+
 @pytest.mark.parametrize("main", [0, None])
 def test_a_root_that_moves_away_from_its_slots_is_an_error(graph, main):
     rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
@@ -1165,11 +1173,73 @@ def test_a_frozen_layer_has_to_be_equal_also_if_a_tower_does_not_read_it(graph):
         sess.run(optimizer.init_op)
 
 
+def test_a_layer_that_only_tower_0_computes_has_to_be_equal(graph):
+    """A pretrained one, which is transposed, or scaled, on its way from a file to tower 0."""
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    rows, frozen = reading(["tower0/body/w", "tower1/body/w"], optimizer)
+    loaded = frozen[0].assign(tf.negative(tf.constant(3.0)))
+    optimizer.apply_gradients(rows)
+    error = pytest.raises(tf.errors.InvalidArgumentError, match="tower0/body/w")
+    with started(loaded) as sess, error:
+        sess.run(optimizer.init_op)
+
+
+def test_the_hook_copies_what_a_later_hook_restores(graph):
+    class Restores(tf.compat.v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            session.run(loaded)
+
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    key = tf1.GraphKeys.MODEL_VARIABLES
+    rows, layers = reading(["tower0/body/w", "tower1/body/w"], optimizer, key)
+    loaded = layers[0].assign(5.0)
+    op, hooks = optimizer.apply_gradients(rows), [optimizer.hook(), Restores()]
+    with train.MonitoredTrainingSession(config=config(), hooks=hooks) as sess:
+        sess.run(op)
+        assert sess.run(layers) == [5, 5]
+
+
+@UPDATES
+def test_a_file_has_one_frozen_layer_whatever_keras_calls_it(tmp_path, update):
+    path = ""
+    for count in (2, 3, 1):
+        with tf.Graph().as_default():
+            optimizer = TowerOptimizer(sgd(), gpus_or_cpus(count), update=update)
+            names = [f"random_{k}/w" if k else "random/w" for k in range(count)]
+            rows, frozen = reading(names, optimizer)
+            op, saver, start = (
+                optimizer.apply_gradients(rows),
+                optimizer.scaffold().saver,
+                optimizer.init_op,
+            )
+            with started(*(var.assign(4.0) for var in frozen)) as sess:
+                if path:
+                    sess.run([var.initializer for var in frozen])
+                    saver.restore(sess, path)
+                for fetched in (start, op):
+                    sess.run(fetched)
+                assert sess.run(frozen) == [4.0] * count
+                path = saver.save(sess, str(tmp_path / f"model{count}"))
+        names = [name for name, _ in tf.train.list_variables(path)]
+        assert [name for name in names if "random" in name] == ["random/w"]
+
+
+@UPDATES
+def test_a_train_op_in_a_branch_has_a_hook(graph, update):
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2), update=update), towers(count=2)
+    wanted = tf1.placeholder_with_default(True, [])
+    op = tf.cond(wanted, lambda: optimizer.apply_gradients(rows), tf.no_op)
+    with train.MonitoredTrainingSession(config=config(), hooks=[optimizer.hook()]) as sess:
+        sess.run(op)
+        assert state(sess, rows) == [-1, -1]
+
+
 def test_a_layer_that_tower_0_reads_is_no_copy_whatever_its_name_is(graph):
     """Without scopes, the heads are dense and dense_1, as tower 0's layers of the backbone are."""
-    layers, rows = [], []
+    layers, rows, averages = [], [], []
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     for device, scope, head in zip(gpus_or_cpus(2), ["body", "body_1"], ["dense", "dense_1"]):
+        averages += later("moving_mean", [f"{scope}/dense/", f"{scope}/dense_1/"])
         with tf.device(device):
             names = [f"{scope}/dense/w", f"{scope}/dense_1/w", f"{head}/w"]
             *frozen, trained = [
@@ -1187,7 +1257,7 @@ def test_a_layer_that_tower_0_reads_is_no_copy_whatever_its_name_is(graph):
         sess.run(layers[1][1].assign(1.0))
         sess.run(optimizer.init_op)
         sess.run(op)
-        assert sess.run(layers) == [[0, 1], [0, 1]]
+        assert sess.run(layers) == [[0, 1], [0, 1]] and sess.run(averages) == [0, 1, 0, 1]
 
 
 def test_scopes_that_are_given_tell_the_copies(graph):
@@ -1375,6 +1445,41 @@ def test_a_transform_may_read_variables_of_its_own(graph, update):
     with started(optimizer.init_op) as sess:
         sess.run(op)
         assert state(sess, rows) == [-0.5] * 3
+
+
+@pytest.mark.tf2  # control flow 2
+@UPDATES
+def test_a_transform_may_read_and_assert_in_a_branch(graph, update):
+    """As a schedule of TensorFlow's and its assertions do."""
+    half = tf1.get_variable("half", initializer=0.5, trainable=False, use_resource=True)
+
+    def halved(grads):
+        norm = tf.linalg.global_norm(grads)
+        with tf.control_dependencies([tf.debugging.assert_less(norm, 1e6)]):
+            factor = tf.cond(norm > 0.0, half.read_value, lambda: 1.0)
+        return [grad * tf.function(lambda: factor * half)() for grad in grads]
+
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=halved)
+    rows = towers(["w"])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert state(sess, rows) == [-0.25] * 3
+
+
+@pytest.mark.tf2  # control flow 2
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_a_transform_that_writes_in_a_branch_may_be_called_once_only(graph, update):
+    steps = tf1.get_variable("steps", initializer=0.0, trainable=False, use_resource=True)
+
+    def counted(grads):
+        step = tf.cond(
+            tf.linalg.global_norm(grads) > 0.0, lambda: steps.assign_add(1.0), lambda: 0.0
+        )
+        return [grad * step for grad in grads]
+
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=counted)
+    with pytest.raises(HierAllreduceError, match="'transform_1/cond' in it has state"):
+        optimizer.apply_gradients(towers(["w"]))
 
 
 @UPDATES

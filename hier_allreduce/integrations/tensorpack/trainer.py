@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
 
-from tensorpack.callbacks import Callback, GraphVarParam, HyperParamSetter
+from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
@@ -195,6 +195,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         with tf1.name_scope("apply_gradients"):
             self.train_op = update_towers(optimizer, ready, {})
         self._copies = self._copies_before_steps()
+        _load_on_all_towers(columns_of(self.devices))
         return []
 
     def _copies_before_steps(self) -> List[Any]:
@@ -209,27 +210,19 @@ class HierarchicalTrainer(SingleCostTrainer):
                 ops.append(broadcast(columns_of(self.devices), self.devices))
         return ops
 
-    def setup_callbacks(self, callbacks: Any, monitors: Any) -> None:
-        """Set up callbacks as tensorpack does; schedules set a variable of all towers."""
-        super().setup_callbacks(callbacks, monitors)
-        _set_on_all_towers(self._callbacks.cbs, columns_of(self.devices))
-
     def initialize_hooks(self) -> None:
         """Create the session of the steps, which copies and compares: tensorpack's hook."""
         hooks = self._callbacks.get_hooks()
         if self._copies:
-            hooks.insert(0, TowersHook(self._options, self._comparison, self._begins_epoch))
+            # What callbacks set at an epoch's end is copied before the first step of the next one.
+            begins_epoch = lambda: self.BROADCAST_EVERY_EPOCH and self.local_step == 0  # noqa: E731
+            hooks.insert(0, TowersHook(self._options, self._comparison, begins_epoch))
         creator = ReuseSessionCreator(self.sess)
         self.hooked_sess = tf1.train.MonitoredSession(creator, hooks)
 
     def _comparison(self) -> Any:
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
         return comparison(written_on(self.devices), self.devices), self._copies
-
-    def _begins_epoch(self) -> bool:
-        """Return whether the next step follows what the callbacks of an epoch's end have set."""
-        is_first = self.epoch_num == self.starting_epoch
-        return self.local_step == 0 and (self.BROADCAST_EVERY_EPOCH or is_first)
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
@@ -272,20 +265,18 @@ def _with_missing_pairs(rows: Sequence[Pairs], columns: Sequence[Column]) -> Lis
     return completed
 
 
-def _set_on_all_towers(callbacks: Iterable[Any], columns: Sequence[Column]) -> None:
-    """Let tensorpack's setters of a variable that every tower has set it on all of them."""
-    copies_by_name = {column[0].name: column[1:] for column in columns}
-    for callback in callbacks:
-        param = getattr(callback, "param", None)
-        if isinstance(callback, HyperParamSetter) and isinstance(param, GraphVarParam):
+def _load_on_all_towers(columns: Sequence[Column]) -> None:
+    """Let what callbacks load into a variable of tower 0, as setters of a rate do, reach all."""
+    for first, *others in columns:
 
-            def set_value(
-                value: Any,
-                set_on_tower_0: Any = param.set_value,
-                copies: Sequence[Any] = copies_by_name.get(param.var_name, ()),
-            ) -> None:
-                set_on_tower_0(value)
-                for var in copies:
-                    var.load(value)
+        def load(
+            value: Any,
+            session: Any = None,
+            load_on_tower_0: Any = first.load,
+            copies: Sequence[Any] = tuple(others),
+        ) -> None:
+            load_on_tower_0(value, session)
+            for var in copies:
+                var.load(value, session)
 
-            param.set_value = set_value
+        first.load = load
