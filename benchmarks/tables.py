@@ -106,7 +106,8 @@ def summary(cells: Sequence[Result]) -> str:
 
 def price_rows(results: Sequence[Result]) -> List[List[str]]:
     """Return a table of the steps, and of what they take longer for a check."""
-    lines = [["", "pass, ms", "host", "step, ms", "the flag, ms", "copies compared, ms"]]
+    about = ("ops", "built in, s")  # without compared copies, and with them
+    lines = [["", "pass, ms", "host", "step, ms", "the flag, ms", "copies compared, ms", *about]]
     for result in results:
         step_ms = result["step_ms"]
         own = statistics.median(step_ms[STEP])
@@ -117,5 +118,11 @@ def price_rows(results: Sequence[Result]) -> List[List[str]]:
             f"{middle:.1f} ({low:.1f} to {high:.1f}), {middle / own:.1%}"
             for low, middle, high in prices
         ]
-        lines.append([where, f"{result['pass_ms']:g}", host, f"{own:.1f}", *words])
+        built = [
+            ", ".join(f"{result[key][kind]}" for kind in (STEP, STEP + COMPARED))
+            if key in result
+            else "–"
+            for key in ("ops", "build_s")
+        ]
+        lines.append([where, f"{result['pass_ms']:g}", host, f"{own:.1f}", *words, *built])
     return lines

@@ -366,10 +366,11 @@ def functions_table():
 
 
 def default_table():
-    """Return the table of what might be another default: updates, and few large chunks."""
-    names = ("ours", "flat_hierarchical/16", "flat_hierarchical/32", "hierarchical/32")
+    """Return the table of what might be another default: updates, and chunks of 4 to 32 MiB."""
+    chunks = [f"{name}/{size}" for name in ("flat_hierarchical", "hierarchical") for size in (16, 32)]
+    names = ("ours", "hierarchical/4", *chunks, "tensorpack packed")
     updates = ("update=replicated", "update=sharded")
-    titles = (*names, "replicated", "sharded")
+    titles = (*names[:-1], "packed", "replicated", "sharded")
     return side_by_side(cells_in("default/*.json"), (*names, *updates), titles)
 
 
