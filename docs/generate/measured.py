@@ -27,7 +27,7 @@ from tables import price_rows
 
 RESULTS = TOP / "benchmarks" / "results"
 PUBLISHED = RESULTS / "published"  # calibrated: a file for each machine, model and pass
-PAGES = ("README.md", "docs/measured.md", "docs/emulator-limits.md")
+PAGES = ("docs/measured.md", "docs/emulator-limits.md")
 
 OURS = ratios.OURS
 CHOICE_OF_8 = "flat_hierarchical/4"  # of the rule, for 8 GPUs
@@ -239,17 +239,6 @@ def ratios_table():
     )
 
 
-def ahead_sentence():
-    """Return a sentence about how often ours is ahead of the best baseline, corrected."""
-    if not all_cells():
-        return NOTHING_YET
-    cells = list(map(corrected, all_cells()))
-    return (
-        f"With the emulator's known errors added, ours has {spread(ratios.exposed_ratio, cells, 2)}"
-        f" of the exposed time of the best baseline. **It is ahead in {ahead_of(cells)}"
-    )
-
-
 def spread(ratio, cells, digits):
     """Return the range, and the median, of a ratio of ours and the best baseline in cells."""
     values = sorted(ratio(cell, OURS, ratios.best_baseline(cell)) for cell in cells)
@@ -367,8 +356,8 @@ def functions_table():
 
 def default_table():
     """Return the table of what might be another default: updates, and chunks of 4 to 32 MiB."""
-    chunks = [f"{name}/{size}" for name in ("flat_hierarchical", "hierarchical") for size in (16, 32)]
-    names = ("ours", "hierarchical/4", *chunks, "tensorpack packed")
+    large = [f"{name}/{mib}" for name in ("flat_hierarchical", "hierarchical") for mib in (16, 32)]
+    names = ("ours", "hierarchical/4", *large, "tensorpack packed")
     updates = ("update=replicated", "update=sharded")
     titles = (*names[:-1], "packed", "replicated", "sharded")
     return side_by_side(cells_in("default/*.json"), (*names, *updates), titles)
@@ -448,7 +437,6 @@ TABLES = {
     "anchors": anchors_table,
     "errors": errors_sentence,
     "ratios": ratios_table,
-    "ahead": ahead_sentence,
     "noise": noise_sentence,
     "sizes": sizes_table,
     "sweep": sweep_sentence,

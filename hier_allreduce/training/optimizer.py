@@ -245,10 +245,8 @@ class TowerOptimizer:
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             # One scaffold is for all updates of the graph, also those on other devices.
             places = list(kept().columns)
-            columns_by_place = {
-                there: [*columns_of(there), *read_in_order(there)] for there in places
-            }
-            with_copies = chain(*columns_by_place.values(), *map(named_on, places))
+            columns = [[*columns_of(there), *read_in_order(there)] for there in places]
+            with_copies = chain(*columns, *map(named_on, places))
             copies = set(map(id, chain(*(column[1:] for column in with_copies))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
             has_value = set(map(id, variables))  # once a checkpoint is restored
@@ -257,15 +255,16 @@ class TowerOptimizer:
                 saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
                 saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
                 restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-                ops = [restore]
+                of_towers: List[List[Column]] = []
+                for there in columns:
+                    of_towers.append([column for column in there if id(column[0]) in has_value])
                 with tf.control_dependencies([restore]):
-                    for there, columns in columns_by_place.items():
-                        restored = [column for column in columns if id(column[0]) in has_value]
-                        ops += copied(restored, there)
-                        has_value.update(map(id, chain(*restored)))
+                    ops = chain([restore], *map(copied, of_towers, places))
+                    restored = tf.group(*ops, name="restore_towers")
                 watch()
-                saver.saver_def.restore_op_name = tf.group(*ops, name="restore_towers").name
+                saver.saver_def.restore_op_name = restored.name
                 options["saver"] = saver
+                has_value.update(map(id, chain(*chain(*of_towers))))
             anew = [var for var in tf1.global_variables() if id(var) not in has_value]
             if anew:
                 local = options.get("local_init_op")
