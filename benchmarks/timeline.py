@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
@@ -112,7 +112,9 @@ def report(late: List[Span]) -> str:
 def draw(late: List[Span], title: str, path: str) -> None:
     """Draw what each GPU computes and sends after the pass into a .png, .svg or .pdf."""
     gpus = sorted({span.gpu for span in late})
-    bars = [picture.Bar(gpus.index(span.gpu), span.kind, span.begin, span.end) for span in late]
+    bars: picture.Bars = defaultdict(list)
+    for span in late:
+        bars[gpus.index(span.gpu), span.kind].append((span.begin, span.end - span.begin))
     rows = [f"GPU {gpu}" for gpu in gpus]
     picture.draw(bars, rows, title, path, time="ms after the backward pass")
 

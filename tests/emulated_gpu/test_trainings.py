@@ -64,7 +64,7 @@ def command(*arguments, folder):
 
 def test_doctor_compares_copies_of_gpus(tmp_path):
     _, out = command("doctor", "--copies", folder=tmp_path)
-    assert "sees 2 GPUs" in out
+    assert "CUDA, GPUs: 2" in out
     assert re.search(r"^/gpu:0 +\. +[\d.]+\n/gpu:1 +[\d.]+ +\.$", out, re.MULTILINE), out
 
 

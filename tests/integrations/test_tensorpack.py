@@ -489,7 +489,7 @@ def test_a_gradient_or_variable_of_one_tower_only_is_an_error_before_training():
 # ---- the cost of a step --------------------------------------------------------------------------
 
 
-@pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_costs.py")
+@pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_trace.py")
 @in_child
 def test_the_callback_tells_what_a_step_costs():
     from hier_allreduce_tools.cost.tensorpack import CostCallback

@@ -1,14 +1,10 @@
 """Numbers, names and tables, as every command reads and prints them."""
 
-from hier_allreduce_tools.text import count, names_in, rounded, table
+from hier_allreduce_tools.text import names_in, rounded, table
 
 
 def test_numbers_have_two_digits_and_no_exponent():
     assert [rounded(number) for number in (0.419, 24.27, 1234.0)] == ["0.42", "24", "1200"]
-
-
-def test_one_and_many():
-    assert [count(number, "chunk") for number in (0, 1, 2)] == ["0 chunks", "1 chunk", "2 chunks"]
 
 
 def test_all_columns_but_the_first_are_aligned_right():

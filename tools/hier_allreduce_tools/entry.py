@@ -1,7 +1,6 @@
 """``hier-allreduce COMMAND``: the command line, and errors as one line.
 
-A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. Anything that it
-calls may raise a :class:`.HierAllreduceError`, whose message is that line.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import List, Optional
 
 from hier_allreduce import HierAllreduceError, __version__
 
-from . import doctor, tune
+from .doctor import command as doctor
+from .tune import command as tune
 
 COMMANDS = {
     "doctor": (
@@ -22,10 +22,9 @@ COMMANDS = {
     ),
     "tune": (tune, "measure all-reduces in your program, and write the fastest"),
 }
-_EXAMPLES = """\
+_EPILOG = """\
 examples:
-  hier-allreduce doctor                                  this machine's problems
-  hier-allreduce doctor --copies                         and copies between its GPUs
+  hier-allreduce doctor --copies                         problems, and copies between GPUs
   nvidia-smi topo -m | hier-allreduce doctor --topo -    groups along its links
   hier-allreduce tune -o best.yaml -- python train.py    your program's fastest all-reduce
 
@@ -36,14 +35,10 @@ exit status: 0 if all went well, 1 if problems were found, 2 for invalid input, 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(
-        prog="hier-allreduce",
-        description="An all-reduce for TensorFlow: problems and measurements.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="hier-allreduce", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    commands.required = True
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, (module, summary) in COMMANDS.items():
         # An abbreviation would change its meaning when a command gets another option.
         below = commands.add_parser(command, help=summary, description=summary, allow_abbrev=False)

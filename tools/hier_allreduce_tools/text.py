@@ -12,11 +12,6 @@ def rounded(quantity: float) -> str:
     return f"{float(f'{quantity:.2g}'):g}"
 
 
-def count(quantity: int, noun: str) -> str:
-    """Return ``1 chunk`` or ``4 chunks``."""
-    return f"{quantity} {noun}" if quantity == 1 else f"{quantity} {noun}s"
-
-
 def names_in(argument: str) -> List[str]:
     """Read the names in ``a,b``, each once."""
     return list(dict.fromkeys(argument.split(",")))

@@ -181,7 +181,7 @@ def test_it_prints_a_line_and_a_table_of_towers(found):
 
 # ---- runs --------------------------------------------------------------------------------------
 
-STEP_ON_CPU = pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_costs.py")
+STEP_ON_CPU = pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_trace.py")
 TRACED = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
 
 

@@ -97,6 +97,12 @@ def test_without_an_all_reduce_of_known_devices_there_is_an_error():
             cost_of(step_of(NODES, STREAMS), built)
 
 
+def test_a_trace_without_streams_says_so():
+    """As TensorFlow writes it if it cannot use CUPTI."""
+    with pytest.raises(AuditError, match=r"no kernel on a tower's device.*could not use CUPTI"):
+        cost_of(step_of(NODES, []), [BUILT])
+
+
 def test_a_step_in_the_order_of_another_machine_is_the_same(found):
     turned = step_of(reversed(NODES), reversed(STREAMS))
     assert cost_of(turned, [BUILT]) == found

@@ -101,8 +101,7 @@ def problems(run):
     def problems(*arguments):
         status, out, _ = run("doctor", *arguments)
         found = [line[2:] for line in out.splitlines() if line.startswith("! ")]
-        plural = "" if len(found) == 1 else "s"
-        end = f"{len(found)} problem{plural}, marked with !" if found else "no known problems"
+        end = f"problems: {len(found)}, marked with !" if found else "no known problems"
         assert out.endswith(f"\n\n{end}\n") and status == bool(found)
         assert len(set(found)) == len(found)
         return found, out
@@ -120,7 +119,7 @@ def test_a_good_machine_has_no_problems(machine, problems):
     assert "nvidia-smi: Tesla V100, 535.1\n" * 4 in text
     assert f"\n\n{table_of(4, 'SYS')}" in text  # with the tab before its header
     assert READS.split("\n\n")[0] in text and "Legend" not in text
-    assert "TensorFlow 2.21.0, built with CUDA, sees 4 GPUs" in text
+    assert "TensorFlow 2.21.0, built with CUDA, GPUs: 4" in text
     assert "  /device:GPU:2 Tesla V100, 16 GiB, peers: 0, 1, 3" in text
 
 
@@ -132,21 +131,21 @@ def test_gpus_that_nvidia_smi_does_not_see_are_no_problem(machine, problems, tmp
         (tmp_path / "nvidia-smi").chmod(0o644)
     found, text = problems()
     assert found == []
-    assert "nvidia-smi: not found on PATH" in text and "sees 4 GPUs" in text
+    assert "nvidia-smi: not found on PATH" in text and "CUDA, GPUs: 4" in text
     assert "no GPUs" not in text
 
 
 def test_gpus_that_somebody_hides_are_a_fact(machine, problems):
     machine(smi=2, CUDA_VISIBLE_DEVICES="")
     found, text = problems()
-    assert found == [] and "CUDA_VISIBLE_DEVICES=\n" in text and "sees 0 GPUs" in text
+    assert found == [] and "CUDA_VISIBLE_DEVICES=\n" in text and "CUDA, GPUs: 0" in text
 
 
 def test_gpus_of_a_plug_in_have_no_known_peers(machine, problems):
     machine([[], []], cuda=False)
     found, text = problems()
     assert found == []
-    assert "built without CUDA, sees 2 GPUs\n  /device:GPU:0 Tesla V100, 16 GiB\n" in text
+    assert "built without CUDA, GPUs: 2\n  /device:GPU:0 Tesla V100, 16 GiB\n" in text
 
 
 def test_a_sentence_stands_once(machine, problems):
@@ -170,8 +169,8 @@ def test_a_sentence_stands_once(machine, problems):
             {"peers": all_peers(4), "smi": (FAILS, "", 9)},
             f"nvidia-smi ended with status 9: {FAILS}",
         ),
-        ({"smi": 1, "cuda": False}, "uses 0 of 1 GPU: its own lines say why"),
-        ({"peers": [[]], "smi": 8}, "uses 1 of 8 GPUs: its own lines say why"),
+        ({"smi": 1, "cuda": False}, "TensorFlow uses: 0 of 1: its own lines say why"),
+        ({"peers": [[]], "smi": 8}, "TensorFlow uses: 1 of 8: its own lines say why"),
         (
             {"smi": 2, "fault": "raise RuntimeError('CUDA_ERROR_OUT_OF_MEMORY')"},
             "list its devices: status 1: RuntimeError: CUDA_ERROR_OUT_OF_MEMORY: it has to run",
@@ -196,7 +195,7 @@ def test_fewer_cores_than_gpus_want_more_threads(machine, problems, monkeypatch)
     machine(all_peers(4))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     found, _ = problems()
-    assert len(found) == 1 and found[0].startswith("2 cores for 4 GPUs, ")
+    assert len(found) == 1 and found[0].startswith("4 GPUs have too few cores (2), ")
     assert found[0].endswith("inter_op_parallelism_threads=8")
 
 
@@ -305,4 +304,4 @@ def test_one_gpu_has_no_pair(machine, run):
     machine([[]])
     status, out, err = run("doctor", "--copies")
     assert (status, out) == (2, "")
-    assert err.endswith("sees 1 GPU: name two devices, such as --copies /cpu:0,/cpu:1\n")
+    assert err.endswith("TensorFlow uses: 1; name two devices, such as --copies /cpu:0,/cpu:1\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.timed_programs import BEGIN
 
-from hier_allreduce_tools.tune.journal import Journal
+from hier_allreduce_tools.tune.journal import append
 from hier_allreduce_tools.tune.run import Runner
 
 
@@ -36,9 +36,9 @@ def runner(tmp_path):
     def runner(command, patience=30.0, seconds=300.0):
         folder = tmp_path / f"outputs-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        journal = Journal(folder / "journal.jsonl")
+        journal = folder / "journal.jsonl"
         settings = {"program": command, "folder": str(Path.cwd()), "only": []}
-        journal.write(settings)
+        append(journal, settings)
         return Runner(journal, settings, patience, seconds, [], lambda message: None)
 
     return runner

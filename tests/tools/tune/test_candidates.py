@@ -6,17 +6,17 @@ import pytest
 
 from hier_allreduce import HierAllreduceError, Strategy
 from hier_allreduce_tools.tune.candidates import CURRENT, candidates_for, changes_of
-from hier_allreduce_tools.tune.journal import Built
+from hier_allreduce_tools.tune.journal import Run
 
 OWN = {"algorithm": "flat"}
-KERAS = Built(100 << 20, "keras", "", 8, True, OWN)
+KERAS = Run(0, CURRENT, 0.1, 9.0, "", 100 << 20, "keras", "", 8, True, OWN)
 TENSORPACK = KERAS._replace(front_end="tensorpack", update="replicated")
 TOWERS = KERAS._replace(front_end="towers", update="replicated")
 GROUPS = ((0, 1, 2, 3), (6, 7, 4, 5))
 
 
 @pytest.mark.parametrize(
-    ("built", "names"),
+    ("run", "names"),
     [
         (KERAS, ["NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"]),
         (KERAS._replace(gpus=False), ["ReductionToOneDevice", "HierarchicalCopyAllReduce"]),
@@ -36,13 +36,13 @@ GROUPS = ((0, 1, 2, 3), (6, 7, 4, 5))
         (TOWERS._replace(update=""), ["tower-0-sum"]),
     ],
 )
-def test_what_the_program_used_before_comes_first_then_others_then_ours(built, names):
-    candidates, _ = candidates_for(built, [])
+def test_what_the_program_used_before_comes_first_then_others_then_ours(run, names):
+    candidates, _ = candidates_for(run, [])
     assert candidates == [*names, "auto", "hierarchical"]
 
 
 @pytest.mark.parametrize(
-    ("name", "built", "why"),
+    ("name", "run", "why"),
     [
         ("NcclAllReduce", KERAS._replace(gpus=False), "not for keras with 8 towers on CPU devices"),
         ("tensorpack-hierarchical", TENSORPACK._replace(towers=4), "not for tensorpack with 4 tow"),
@@ -54,8 +54,8 @@ def test_what_the_program_used_before_comes_first_then_others_then_ours(built, n
         ("float16", KERAS, "not for keras with 8 towers on GPUs"),
     ],
 )
-def test_others_are_left_out_with_a_reason(name, built, why):
-    candidates, left_out = candidates_for(built, [name, "tree"])
+def test_others_are_left_out_with_a_reason(name, run, why):
+    candidates, left_out = candidates_for(run, [name, "tree"])
     assert left_out[name].startswith(why)
     assert candidates == ["tree"]
 
@@ -91,6 +91,19 @@ def test_the_plain_sum_is_that_of_any_program():
     own = Strategy("hierarchical", groups=GROUPS, wire_dtype="float16")
     plain = Strategy("flat", chunk_bytes=0, main=0, edges=False)
     assert replace(own, **changes_of("tower-0-sum")) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("auto", Strategy(missing="zeros", edges=False)),
+        ("flat-8MiB", Strategy("flat", chunk_bytes=8 << 20, missing="zeros", edges=False)),
+        ("tower-0-sum", Strategy("flat", chunk_bytes=0, main=0, missing="zeros", edges=False)),
+    ],
+)
+def test_a_programs_own_chunks_are_no_part_of_another_algorithm(name, changed):
+    own = Strategy("tree", chunks=4, missing="zeros", edges=False)
+    assert replace(own, **changes_of(name)) == changed
 
 
 @pytest.mark.parametrize(

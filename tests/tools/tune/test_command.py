@@ -43,10 +43,11 @@ def test_a_function_of_the_program_is_written_into_no_file(program, capsys):
     own = {"algorithm": "<function ring at 0x7f>"}
     text = f"build(strategy=dict({own}, **changes))\nstep(60, 9.0 if changes else 10.0)"
     options = ["--yes", "--only", "no-edges", "--minutes", str(8 / 60), "-o", "best.yaml"]
-    assert main(["tune", *options, "--", *program(text)]) == 0
-    assert (
-        "best.yaml is not written: no file can name the program's function"
-        in capsys.readouterr().err
+    assert main(["tune", *options, "--", *program(text)]) == 2
+    out, err = capsys.readouterr()
+    assert out.endswith("\nuse no-edges\n")
+    assert err.splitlines()[-1].startswith(
+        "hier-allreduce tune: algorithm='<function ring at 0x7f>'"
     )
     assert not Path("best.yaml").exists()
 
@@ -128,12 +129,13 @@ def test_a_rough_answer_is_continued_from_the_journal(program, capsys):
     slow = "time.sleep(0.5)\n" + FASTER
     assert main(["tune", *ONLY, "--", *program(slow)]) == 0
     out, err = capsys.readouterr()
-    (pairs,) = re.findall(r"^tree .* 0\.900 \(rough\) +(\d)$", out, re.MULTILINE)
-    assert f"for a certain answer {8 - int(pairs)} more pairs of runs are missing" in err
-    (again,) = re.findall(r"hier-allreduce (tune --continue .*)", err)
-    assert main([*again.split()[:-1], str(12 / 60), "--yes"]) == 0
-    out, err = capsys.readouterr()
-    assert out.endswith("\nuse tree\n") and "missing" not in err
+    assert re.search(r"^tree .* 0\.900 \(rough\) +\d$", out, re.MULTILINE)
+    while "use tree" not in out:  # once with more minutes, and more often on a busy machine
+        (missing,) = re.findall(r"for a certain answer (\d) more pairs of runs are missing", err)
+        (again,) = re.findall(r"hier-allreduce (tune --continue .*)", err)
+        assert main([*again.split()[:-1], str(8 / 60), "--yes"]) == 0
+        out, err = capsys.readouterr()
+    assert out.endswith("\nuse tree\n") and int(missing) < 8
     # it has the earlier runs
     (runs,) = re.findall(r"^tree .*\) +(\d+)$", out, re.MULTILINE)
     assert int(runs) >= 8
@@ -147,15 +149,19 @@ def test_another_file_is_no_journal(tmp_path, capsys, text):
     assert "file is no journal of tune" in error.splitlines()[-1]
 
 
-def test_a_run_that_cannot_start_is_one_line_below_the_table_of_those_before(program, capsys):
+def test_a_run_that_cannot_start_is_one_line_and_those_before_are_in_the_journal(program, capsys):
     command = program("train(60)\nif changes:\n    Path('start').unlink()")
     Path("start").write_text(f"#!/bin/sh\nexec {' '.join(command)}\n", encoding="utf-8")
     Path("start").chmod(0o755)
     assert main(["tune", *ONLY, "--", "./start"]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     last = err.splitlines()[-1]
     assert last.startswith("hier-allreduce tune: ") and "'./start'" in last and not left_over()
-    assert "\ntree " in out and re.search(r"go into /\S+/journal.jsonl\.$", err, re.MULTILINE)
+    (journal,) = re.findall(r"go into (/\S+/journal.jsonl)\.$", err, re.MULTILINE)
+    Path("start").write_text(f"#!/bin/sh\nexec {' '.join(command)}\n", encoding="utf-8")
+    Path("start").chmod(0o755)
+    main(["tune", "--yes", "--continue", journal, "--minutes", "0.001"])
+    assert "\ntree " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from hier_allreduce_tools.tune.candidates import CURRENT
-from hier_allreduce_tools.tune.journal import Built, Run
+from hier_allreduce_tools.tune.journal import Run
 from hier_allreduce_tools.tune.report import report, verdict
 
 BASELINE = "NcclAllReduce"
@@ -13,7 +13,7 @@ BUSY = [100, 140, 100, 180, 120, 150, 130, 110, 100]
 
 
 def run_of(candidate, round, step, fault=""):
-    return Run(round, candidate, step, 1.0, fault, Built(1 << 20, "keras", "", 8))
+    return Run(round, candidate, step, 1.0, fault, 1 << 20, "keras", towers=8)
 
 
 def runs_of(name, milliseconds):
@@ -72,14 +72,14 @@ def verdict_on(**milliseconds):
         (
             {"now": [100] * 5, "flat": [50] * 5},
             [
-                "keep the program as it is: nothing is certain with fewer than 8 pairs of runs",
+                "keep the program as it is: no other one is certainly faster",
                 "0.500 (rough)",
             ],
         ),
         (
             {"now": [100], "flat": [None, 50]},
             [
-                "keep the program as it is: nothing is certain",
+                "keep the program as it is: no other one is certainly faster",
                 "nan (rough)",
             ],
         ),

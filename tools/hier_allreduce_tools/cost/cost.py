@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
@@ -54,7 +55,7 @@ class Cost(NamedTuple):
         processor_ahead: ms from the begin of an op on the processor to that of its kernel: the
             median over the kernels of all passes. On CPU devices 0.
         remedy: a sentence about what would help most, if the trace shows it; otherwise empty.
-        bars: kernels and copies, for the picture.
+        bars: kernels and copies, for the picture: by tower and kind, when they began, and their ms.
     """
 
     towers: Tuple[TowerTimes, ...]
@@ -62,7 +63,7 @@ class Cost(NamedTuple):
     links: Tuple[Link, ...]
     processor_ahead: float
     remedy: str
-    bars: Tuple[picture.Bar, ...]
+    bars: picture.Bars
 
     @property
     def last(self) -> TowerTimes:
@@ -163,17 +164,18 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce]) -> Cost:
     step = Step(step_stats, told)
     last_pass_end = max(pass_end_of(step, device) for device in step.devices)
     towers = tuple(tower_of(step, device, last_pass_end) for device in step.devices)
-    bars = []
+    bars: picture.Bars = defaultdict(list)
     # The median tells the lead, because a processor that stops for one op makes the mean long.
     ahead = []
     for tower, device in enumerate(step.devices):
         for kernel in step.kernels[device]:
             kind = step.kind(kernel.node)
-            bars.append(picture.Bar(tower, kind, kernel.begin, kernel.end))
+            bars[tower, kind].append((kernel.begin, kernel.end - kernel.begin))
             if kind == PASS:
                 ahead.append(kernel.begin - step.nodes[kernel.node].start)
-    bars += (picture.Bar(copy.src, COPY, copy.begin, copy.end) for copy in step.copies)
+    for copy in step.copies:
+        bars[copy.src, COPY].append((copy.begin, copy.end - copy.begin))
     links = tuple(links_in(step.copies))
     lead = max(0.0, median(ahead)) if ahead else 0.0
     remedy = remedy_for(towers, links)
-    return Cost(towers, complete_by_chunk(step), links, lead, remedy, tuple(bars))
+    return Cost(towers, complete_by_chunk(step), links, lead, remedy, bars)

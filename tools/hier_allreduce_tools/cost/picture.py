@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 from .step import COPY, PACK, PASS, SUM, UNPACK, UPDATE
 
@@ -19,17 +19,12 @@ _COLORS = {
 _PER_LANE = 0.42  # inches
 
 
-class Bar(NamedTuple):
-    """Something that ran: the number of its lane, its kind, and its time in ms."""
-
-    lane: int
-    kind: str
-    begin: float
-    end: float
+# Of the number of a lane and a kind: when something ran, as its begin and how long, in ms.
+Bars = Dict[Tuple[int, str], List[Tuple[float, float]]]
 
 
 def draw(
-    bars: Sequence[Bar],
+    bars: Bars,
     lanes: Sequence[str],
     title: str,
     path: Union[str, Path],
@@ -43,7 +38,7 @@ def draw(
     """
     from matplotlib.figure import Figure  # takes a second, and is needed for a picture only
 
-    end = max(bar.end for bar in bars)
+    end = max(begin + ms for of_kind in bars.values() for begin, ms in of_kind)
     windows = {"the whole step": (0.0, end)}
     tail = end - min(pass_ends, default=0.0)
     # A short end of the step is drawn enlarged, because what the all-reduce adds is there.
@@ -61,27 +56,25 @@ def draw(
     parts[-1].set_xlabel(time)
     # The title wraps, because the summary of a step is a long line.
     figure.suptitle(title, fontsize=9, wrap=True, x=0.01, ha="left")
-    kinds = len({bar.kind for bar in bars})
+    kinds = len({kind for _, kind in bars})
     # 4.5 letters below the axis are below its own words.
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5}
     parts[-1].legend(ncol=kinds, fontsize=8, **place)
     figure.savefig(path)
 
 
-def _draw_window(
-    axes: Any, bars: Sequence[Bar], lanes: Sequence[str], window: Tuple[float, float]
-) -> None:
+def _draw_window(axes: Any, bars: Bars, lanes: Sequence[str], window: Tuple[float, float]) -> None:
     """Draw the bars of a window of time."""
     begin, end = window
     shortest = (end - begin) / 2000  # a bar is at least about half a pixel wide
     for kind, (words, color) in _COLORS.items():
         # Copies are below the kernels, because both run at the same time.
         top, height = (0.44, 0.3) if kind == COPY else (0.0, 0.44)
-        of_kind = [bar for bar in bars if bar.kind == kind and bar.end >= begin]
-        for lane in sorted({bar.lane for bar in of_kind}):
-            own = [bar for bar in of_kind if bar.lane == lane]
-            spans = [(bar.begin, max(shortest, bar.end - bar.begin)) for bar in own]
-            axes.broken_barh(spans, (lane + top, height), color=color, linewidth=0, label=words)
+        for lane in range(len(lanes)):
+            if (lane, kind) not in bars:
+                continue
+            seen = [(at, max(shortest, ms)) for at, ms in bars[lane, kind]]
+            axes.broken_barh(seen, (lane + top, height), color=color, linewidth=0, label=words)
             words = ""  # one entry of the legend is enough
     axes.set_xlim(begin, end)
     axes.set_ylim(len(lanes) - 0.1, -0.15)

@@ -6,9 +6,3 @@
     nvidia-smi topo -m ─► topology ─► groups=…
     --copies ─► copies (copier) ─► bits, GB/s
 """
-
-from __future__ import annotations
-
-from .command import add_arguments, main
-
-__all__ = ["add_arguments", "main"]

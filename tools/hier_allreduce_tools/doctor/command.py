@@ -8,7 +8,7 @@ from typing import List
 
 from hier_allreduce import HierAllreduceError
 
-from ..text import count, names_in
+from ..text import names_in
 from .copies import copy_all, report
 from .machine import ask_tensorflow, findings, groups_line
 from .topology import linked_groups, read_table
@@ -50,10 +50,10 @@ def main(args: argparse.Namespace) -> int:
         gpus = tensorflow["gpus"]
         devices = args.copies or [f"/gpu:{gpu}" for gpu in range(len(gpus))]
         if len(devices) < 2:
-            seen = f"TensorFlow sees {count(len(gpus), 'GPU')}"
-            raise HierAllreduceError(f"{seen}: name two devices, such as --copies /cpu:0,/cpu:1")
+            few = f"GPUs that TensorFlow uses: {len(gpus)}"
+            raise HierAllreduceError(f"{few}; name two devices, such as --copies /cpu:0,/cpu:1")
         lines += ["", *report(devices, *copy_all(devices))]
     number = sum(line.startswith("! ") for line in lines)
-    end = f"{count(number, 'problem')}, marked with !" if number else "no known problems"
+    end = f"problems: {number}, marked with !" if number else "no known problems"
     print("\n".join([*lines, "", end]))
     return 1 if number else 0

@@ -15,7 +15,6 @@ from typing import Any, Dict, Generator, Iterator, List, Tuple
 
 from hier_allreduce import HierAllreduceError, __version__
 
-from ..text import count
 from .topology import Groups, linked_groups, read_table
 
 if sys.version_info < (3, 8):
@@ -51,7 +50,7 @@ def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
     # A container or a batch system may give this process few cores; macOS and Windows do not tell.
     asked = getattr(os, "sched_getaffinity", None)
     cores = len(asked(0)) if asked else os.cpu_count() or 1
-    yield f"{platform.platform()}, {count(cores, 'core')}"
+    yield f"{platform.platform()}, cores: {cores}"
     yield from _packages()
     variables = sorted(filter(_VARIABLES.match, os.environ))
     yield from (f"{variable}={os.environ[variable]}" for variable in variables)
@@ -64,14 +63,14 @@ def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
     yield from _gpus(tensorflow, gpus)
     # Whoever hides GPUs from CUDA sees it in the facts.
     if "CUDA_VISIBLE_DEVICES" not in os.environ and len(gpus) < len(cards):
-        seen = f"TensorFlow uses {len(gpus)} of {count(len(cards), 'GPU')}"
+        seen = f"GPUs that TensorFlow uses: {len(gpus)} of {len(cards)}"
         yield problem(seen, "its own lines say why, if a program asks for its devices")
 
     # A thread that waits for a GPU runs no ops, so that with fewer cores all threads may wait.
     if len(gpus) > 1 and cores <= len(gpus):
         yield problem(
-            f"{count(cores, 'core')} for {len(gpus)} GPUs, and a step ends with a thread that waits"
-            " for each GPU",
+            f"{len(gpus)} GPUs have too few cores ({cores}), because at the end of a step a thread"
+            " waits for each GPU",
             f"give the session inter_op_parallelism_threads={2 * len(gpus)}",
         )
 
@@ -141,7 +140,7 @@ def groups_line(groups: Groups) -> str:
 def _gpus(tensorflow: Dict[str, Any], gpus: List[Any]) -> Iterator[str]:
     """Yield TensorFlow's GPUs, and which of them do not reach all others."""
     built = "with" if tensorflow["cuda"] else "without"
-    yield f"TensorFlow {tensorflow['version']}, built {built} CUDA, sees {count(len(gpus), 'GPU')}"
+    yield f"TensorFlow {tensorflow['version']}, built {built} CUDA, GPUs: {len(gpus)}"
     lonely = []
     for name, model, size, peers in gpus:
         line = f"  {name} {model}, {size / 2**30:.3g} GiB"

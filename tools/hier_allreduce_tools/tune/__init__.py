@@ -11,9 +11,3 @@
 A *candidate* is an all-reduce to measure, a *run* is one start of the program with it, and in a
 *round* each candidate runs once.
 """
-
-from __future__ import annotations
-
-from .command import add_arguments, main
-
-__all__ = ["add_arguments", "main"]

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from hier_allreduce import HierAllreduceError, Strategy
 
-from .journal import Built
+from .journal import Run
 
 CURRENT = "the program as it is"
 # What a program used before hier_allreduce comes first: people want to know what the change brings.
@@ -32,22 +32,18 @@ ALL_BASELINES = tuple(chain(*BASELINES.values()))
 NARROW = ("float16", "bfloat16")
 OTHERS = (*NARROW, "no-edges", *ALL_BASELINES)  # names that are no algorithm's
 
-_FREE: Dict[str, Any] = {"algorithm": "auto", "chunk_bytes": None, "groups": None, "main": None}
+_DEFAULTS: Dict[str, Any] = {field.name: field.default for field in fields(Strategy)}
+# An algorithm keeps these of the program's strategy; all else is left to the rule.
+_KEPT = ("sparse", "missing", "wire_dtype", "edges")
+_FREE = {field: default for field, default in _DEFAULTS.items() if field not in _KEPT}
 # The plain sum knows neither 16-bit copies nor control edges, whatever the program has.
-_ON_TOWER_0 = {
-    **_FREE,
-    "algorithm": "flat",
-    "chunk_bytes": 0,
-    "main": 0,
-    "wire_dtype": None,
-    "edges": False,
-}
+_PLAIN = {"algorithm": "flat", "chunk_bytes": 0, "main": 0, "wire_dtype": None, "edges": False}
 # These change nothing else, because they are to be compared with the program as it is.
 _CHANGES: Dict[str, Dict[str, Any]] = {
     **{name: {} for name in (CURRENT, *ALL_BASELINES)},
     **{dtype: {"wire_dtype": dtype} for dtype in NARROW},
     "no-edges": {"edges": False},
-    "tower-0-sum": _ON_TOWER_0,
+    "tower-0-sum": {**_FREE, **_PLAIN},
 }
 _NAME = re.compile(r"^(.*?)(?:-(\d+)MiB)?$")
 
@@ -71,18 +67,18 @@ def changes_of(name: str) -> Dict[str, Any]:
     return changes
 
 
-def candidates_for(built: Built, only: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
+def candidates_for(run: Run, only: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
     """Return the candidates beside the program as it is, and why others are left out.
 
-    ``only`` has names for ``--only``; it is empty for the usual candidates.
+    ``run`` is one of the program; ``only`` has names for ``--only``, or none for the usual ones.
     """
-    place = "GPUs" if built.gpus else "CPU devices"
-    unfit = f"not for {built.front_end} with {built.towers} towers on {place}"
-    own = {**{field.name: field.default for field in fields(Strategy)}, **built.strategy}
+    place = "GPUs" if run.gpus else "CPU devices"
+    unfit = f"not for {run.front_end} with {run.towers} towers on {place}"
+    own = {**_DEFAULTS, **run.strategy}
     candidates = []
     left_out = {}
-    for name in only or [*BASELINES[built.front_end], "auto", "hierarchical"]:
-        if not _fits(name, built):
+    for name in only or [*BASELINES[run.front_end], "auto", "hierarchical"]:
+        if not _fits(name, run):
             left_out[name] = unfit
         elif name not in ALL_BASELINES and {**own, **changes_of(name)} == own:
             left_out[name] = f"{CURRENT} has this strategy"
@@ -91,18 +87,18 @@ def candidates_for(built: Built, only: Sequence[str]) -> Tuple[List[str], Dict[s
     return candidates, left_out
 
 
-def _fits(name: str, built: Built) -> bool:
+def _fits(name: str, run: Run) -> bool:
     """Return whether a program can run with a candidate."""
     if name in NARROW:
-        return built.front_end != "keras"  # it does not say which values are gradients
+        return run.front_end != "keras"  # it does not say which values are gradients
     if name not in ALL_BASELINES:
         return True
     # An update that runs once, or sharded, has no equal among them.
-    if name not in BASELINES[built.front_end] or built.update in ("once", "sharded"):
+    if name not in BASELINES[run.front_end] or run.update in ("once", "sharded"):
         return False
     # Of an odd number of replicas HierarchicalCopyAllReduce drops the last, a wrong sum.
     needs = {
-        "tensorpack-hierarchical": built.towers == 8,
-        "HierarchicalCopyAllReduce": built.towers % 2 == 0,
+        "tensorpack-hierarchical": run.towers == 8,
+        "HierarchicalCopyAllReduce": run.towers % 2 == 0,
     }
-    return needs.get(name, built.gpus or "nccl" not in name.lower())
+    return needs.get(name, run.gpus or "nccl" not in name.lower())

@@ -8,17 +8,16 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
 
 import yaml
 from tqdm import tqdm
 
-from hier_allreduce import HierAllreduceError, Strategy
+from hier_allreduce import Strategy
 
 from ..text import names_in
+from . import journal
 from .candidates import ALL_BASELINES, OTHERS, changes_of
 from .inside import VARIABLE
-from .journal import Journal, Run
 from .report import Verdict, report, verdict
 from .rounds import Rounds
 from .run import Runner, noted_signals
@@ -28,11 +27,14 @@ Each run starts the program, which really trains: it writes its logs and checkpo
 that empties its log folder loses what it has there. {VARIABLE} is set in each run:
     folder = "tune" if "{VARIABLE}" in os.environ else "train_log\""""
 
+_BAR = "{percentage:3.0f}%|{bar}| {n:.0f} s{postfix}"
+# Its thread would make forks unsafe, and a run is looked at often enough.
+tqdm.monitor_interval = 0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.usage = "hier-allreduce tune [OPTIONS] -- PROGRAM [ARGUMENTS]"
-    parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
     one = parser.add_mutually_exclusive_group(required=True)
     one.add_argument("program", metavar="PROGRAM", nargs="*", default=[], help="and its arguments")
     help = "go on from the journal of an earlier call, with its program, for other --minutes"
@@ -48,10 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--only", metavar="A,B", type=names_in, default=[], help=help)
 
-    help = (
-        "longest time without a step, in seconds (default 60); the start of the first run may take"
-        " a quarter of --minutes, up to 10 minutes"
-    )
+    help = "longest time without a step, in seconds (default 60); three times as long at the start"
     add("--patience", metavar="S", type=float, default=60.0, help=help)
 
     help = "new file for the best strategy, for strategy='FILE'"
@@ -84,34 +83,27 @@ def main(args: argparse.Namespace) -> int:
     for name in args.only:
         changes_of(name)  # an unknown name is an error before the first run
     print(_WARNING, file=sys.stderr)
-    if not args.yes:
-        print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
-        # Nobody can answer if standard input is closed.
-        answer = sys.stdin.readline() if sys.stdin else ""
-        if answer.strip().lower() not in ("y", "yes"):
-            print("nothing was started; --yes starts without asking", file=sys.stderr)
-            return 1
-    journal, settings, runs = _opened(args)
-    print(f"The journal and the outputs go into {journal.path}.", file=sys.stderr)
+    if not args.yes and not _is_wanted():
+        return 1
+    if args.journal is None:
+        path = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"), "journal.jsonl")
+        settings = {"program": args.program, "folder": os.getcwd(), "only": args.only}
+        journal.append(path, settings)
+    else:
+        path = args.journal.absolute()
+    settings, runs = journal.read(path)
+    print(f"The journal and the outputs go into {path}.", file=sys.stderr)
 
-    # Its thread would make forks unsafe, and a run is looked at often enough.
-    tqdm.monitor_interval = 0
     seconds = 60 * args.minutes
-    form = "{percentage:3.0f}%|{bar}| {n:.0f} s{postfix}"
-    with noted_signals() as signals, tqdm(total=seconds, bar_format=form, disable=None) as bar:
+    with noted_signals() as signals, tqdm(total=seconds, bar_format=_BAR, disable=None) as bar:
 
         def show(message: str) -> None:
             bar.set_postfix_str(message, refresh=False)
             bar.update(seconds - runner.seconds_left() - bar.n)
 
-        runner = Runner(journal, settings, args.patience, seconds, signals, show)
+        runner = Runner(path, settings, args.patience, seconds, signals, show)
         rounds = Rounds(runner, runs, lambda line: bar.write(line, file=sys.stderr))
-        try:
-            rounds.run_all(settings["only"])
-        except OSError:  # a program that was moved, or a full disk
-            if rounds.runs:
-                print(report(verdict(rounds.runs), rounds.left_out))
-            raise
+        rounds.run_all(args.only or settings["only"])
     found = verdict(rounds.runs)
     text = report(found, rounds.left_out)
     print(text)
@@ -119,7 +111,7 @@ def main(args: argparse.Namespace) -> int:
         more = rounds.minutes(len(found.rows) * found.missing_pairs)
         print(
             f"for a certain answer {found.missing_pairs} more pairs of runs are missing:\n"
-            f"hier-allreduce tune --continue {journal.path} --minutes {more}",
+            f"hier-allreduce tune --continue {path} --minutes {more}",
             file=sys.stderr,
         )
     if args.o is not None:
@@ -129,36 +121,29 @@ def main(args: argparse.Namespace) -> int:
     return 0 if len(found.rows) > 1 else 1
 
 
-def _opened(args: argparse.Namespace) -> Tuple[Journal, Dict[str, Any], List[Run]]:
-    """Return a new journal, or the one to be continued, with its first line and its runs.
-
-    Raises:
-        HierAllreduceError: ``tune`` has not written it.
-        OSError: it cannot be read.
-    """
-    if args.journal is not None:
-        journal = Journal(args.journal.absolute())
-        settings, runs = journal.read()
-        return journal, {**settings, "only": args.only or settings["only"]}, runs
-    folder = tempfile.mkdtemp(prefix="hier_allreduce_tune_")
-    journal = Journal(Path(folder, "journal.jsonl"))
-    settings = {"program": args.program, "folder": os.getcwd(), "only": args.only}
-    journal.write(settings)
-    return journal, settings, []
+def _is_wanted() -> bool:
+    """Ask, and return whether the answer is yes."""
+    print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
+    # Nobody can answer if standard input is closed.
+    answer = sys.stdin.readline() if sys.stdin else ""
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    print("nothing was started; --yes starts without asking", file=sys.stderr)
+    return False
 
 
 def _write_best(path: Path, found: Verdict, text: str) -> None:
-    """Write the best strategy, below the table as comments."""
+    """Write the best strategy, below the table as comments.
+
+    Raises:
+        HierAllreduceError: it has a function of the program, which no file can name.
+    """
     # A baseline cannot be written, because a strategy file has the fields of ours only.
     if found.best is None or found.best.name in ALL_BASELINES:
         print(f"{path} is not written: {found.advice}", file=sys.stderr)
         return
-    strategy = found.best.runs[0].built.strategy
-    try:
-        Strategy(**strategy)
-    except HierAllreduceError:
-        print(f"{path} is not written: no file can name the program's function", file=sys.stderr)
-        return
+    strategy = found.best.runs[0].strategy
+    Strategy(**strategy)
     comments = "".join(f"# {line}\n" for line in text.splitlines())
     path.write_text(comments + yaml.safe_dump(strategy, sort_keys=False), encoding="utf-8")
     print(f"strategy={str(path)!r} is the best one", file=sys.stderr)

@@ -3,8 +3,8 @@
 ``tune`` copies this file as ``sitecustomize.py`` into a folder on the program's PYTHONPATH, so that
 Python runs it first. It needs nothing but hier_allreduce and wrapt, which TensorFlow brings::
 
-    {"run": 3, "sum": "71-1", "built": {"bytes": 4096, "towers": 8, …}}    an all-reduce is built
-    {"run": 3, "sum": "71-1", "time": 1795629992.339589}                   it has run, once a step
+    {"run": 3, "sum": "71-4096", "built": {"bytes": 4096, "towers": 8, …}}    a sum is built
+    {"run": 3, "sum": "71-4096", "time": 1795629992.339589}                   it has run in a step
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class MeasuredProgram:
         self._journal: str = request["journal"]
         self._candidate: str = request["candidate"]
         self._changes: Dict[str, Any] = request["changes"]
-        self._sums = 0
 
     def begin(self, tensorflow: Any) -> None:
         """Substitute all-reduces from now on; TensorFlow is imported."""
@@ -74,18 +73,20 @@ class MeasuredProgram:
 
         changed = [list(row) for row in rows]
         for row in changed:
-            for column, grad in enumerate(row):
-                if grad is not None:
-                    # Eagerly each step is a call, and calls of equal size are of one all-reduce.
-                    self._sums += 1
-                    number = f"of {built['bytes']} B" if tf.executing_eagerly() else self._sums
-                    sum_name = f"{os.getpid()}-{number}"
-                    self._tell({"sum": sum_name, "built": built})
-                    # The first part of a sparse gradient are its values.
-                    first, *others = tf.nest.flatten(grad, expand_composites=True)
-                    parts = [self._after_line(first, sum_name), *others]
-                    row[column] = tf.nest.pack_sequence_as(grad, parts, expand_composites=True)
-                    return changed
+            columns = [column for column, grad in enumerate(row) if grad is not None]
+            if columns:
+                # A step may be built in several graphs, and eagerly each is a call.
+                sum_name = f"{os.getpid()}-{built['bytes']}"
+                line = {"run": self._run, "sum": sum_name, "built": built}
+                with open(self._journal, "a", encoding="utf-8") as journal:
+                    # JSON has no word for a function of the program.
+                    journal.write(json.dumps(line, default=str) + "\n")
+                # The first part of a sparse gradient are its values.
+                first, *others = tf.nest.flatten(row[columns[0]], expand_composites=True)
+                parts = [self._after_line(first, sum_name), *others]
+                timed = tf.nest.pack_sequence_as(row[columns[0]], parts, expand_composites=True)
+                row[columns[0]] = timed
+                return changed
         return rows
 
     def _after_line(self, tensor: Any, sum_name: str) -> Any:
@@ -100,11 +101,6 @@ class MeasuredProgram:
             printed = tf.print(line, output_stream=f"file://{self._journal}")
         with tf.device(tensor.device), tf.control_dependencies([printed]):
             return tf.identity(tensor)
-
-    def _tell(self, facts: Dict[str, Any]) -> None:
-        """Write a line into the journal; JSON has no word for a function."""
-        with open(self._journal, "a", encoding="utf-8") as journal:
-            journal.write(json.dumps({"run": self._run, **facts}, default=str) + "\n")
 
 
 def _bytes_of(grad: Any) -> int:

@@ -28,13 +28,24 @@ MISSED = 100  # one in so many times, some interval misses its ratio
 LEAST_GAIN = 0.02  # share of a step: a smaller gain decides nothing
 
 
-class Ratio(NamedTuple):
-    """The step of one candidate divided by that of another."""
+class Row(NamedTuple):
+    """The runs of a candidate, and its step divided by that of the first row."""
 
-    middle: float  # the median of all pairs; nan without a pair
+    runs: Sequence[Run]
+    ratio: float  # the median of all pairs; nan without a pair
     low: float  # the ends of its interval; 0 and infinite with too few pairs
     high: float
     pairs: int
+
+    @property
+    def name(self) -> str:
+        """The candidate."""
+        return self.runs[0].candidate
+
+    @property
+    def step(self) -> float:
+        """The median of its runs in seconds."""
+        return median(run.step for run in self.runs)
 
     @property
     def is_rough(self) -> bool:
@@ -43,16 +54,12 @@ class Ratio(NamedTuple):
 
     @property
     def is_faster(self) -> bool:
-        """Whether the first one is certainly faster, by enough to matter."""
-        return self.high < 1 and self.middle <= 1 - LEAST_GAIN
-
-    def __str__(self) -> str:
-        ends = "rough" if self.is_rough else f"{self.low:.3f}–{self.high:.3f}"
-        return f"{self.middle:.3f} ({ends})"
+        """Whether it is certainly faster than the first row, by enough to matter."""
+        return self.high < 1 and self.ratio <= 1 - LEAST_GAIN
 
 
-def ratio(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Ratio:
-    """Return the ratio of two candidates' steps in the rounds in which both ran.
+def row_of(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Row:
+    """Return the row of a candidate, with its ratio in the rounds in which ``base`` ran too.
 
     ``comparisons``: how many ratios are looked at together.
     """
@@ -63,7 +70,7 @@ def ratio(runs: Sequence[Run], base: Sequence[Run], comparisons: int = 1) -> Rat
     # A rank of 0 takes the ends that stand before and behind all ratios.
     low = [0.0, *ratios][rank]
     high = [*ratios, inf][-1 - rank]
-    return Ratio(median(ratios or [nan]), low, high, len(ratios))
+    return Row(runs, median(ratios or [nan]), low, high, len(ratios))
 
 
 def pairs_needed(comparisons: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..text import table
 from .candidates import CURRENT
 from .journal import Run
-from .ratio import Ratio, pairs_needed, ratio
+from .ratio import Row, pairs_needed, row_of
 from .run import STEPS
 
 _ALL_HANG = (
@@ -23,23 +22,10 @@ nothing was measured: the program has to make {STEPS} steps with an all-reduce o
 Its Python needs the PYTHONPATH of tune: no -E, -I, -S, and PYTHONPATH=.:$PYTHONPATH adds to it."""
 
 
-class Row(NamedTuple):
-    """All runs of a candidate of which none has failed."""
-
-    name: str
-    runs: List[Run]
-    ratio: Ratio  # its step divided by that of the first row
-
-    @property
-    def step(self) -> float:
-        """The median of its runs in seconds."""
-        return median(run.step for run in self.runs)
-
-
 class Verdict(NamedTuple):
     """What all runs tell."""
 
-    rows: List[Row]
+    rows: List[Row]  # of candidates of which no run has failed
     faults: Dict[str, str]  # how candidates have failed, by their names
     best: Optional[Row]  # the row to use instead of the program as it is
     advice: str  # what to do
@@ -54,16 +40,14 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     for run in runs:
         if run.candidate not in faults:
             runs_by_name.setdefault(run.candidate, []).append(run)
-    for name, own in runs_by_name.items():
+    counted: List[List[Run]] = []
+    for own in runs_by_name.values():
         # The first run of all had nobody beside it, so that it counts if there is no other.
-        runs_by_name[name] = [run for run in own if run.round] or own
-    candidates = sorted(runs_by_name.items(), key=lambda candidate: candidate[0] != CURRENT)
-    comparisons = max(1, len(candidates) - 1)
-    rows = []
-    for name, own in candidates:
-        base = candidates[0][1]
-        rows.append(Row(name, own, ratio(own, base, comparisons)))
-    rough = [row.ratio.pairs for row in rows[1:] if row.ratio.is_rough]
+        counted.append([run for run in own if run.round] or own)
+    counted.sort(key=lambda own: own[0].candidate != CURRENT)
+    comparisons = max(1, len(counted) - 1)
+    rows = [row_of(own, counted[0], comparisons) for own in counted]
+    rough = [row.pairs for row in rows[1:] if row.is_rough]
     missing = pairs_needed(comparisons) - min(rough) if rough else 0
     best, advice = _advice(rows, faults)
     return Verdict(rows, faults, best, advice, missing)
@@ -76,30 +60,28 @@ def _advice(rows: Sequence[Row], faults: Dict[str, str]) -> Tuple[Optional[Row],
             return None, "no run ended: more --minutes"
         all_hang = len(faults) > 1 and all(fault.startswith("hung") for fault in faults.values())
         return None, _ALL_HANG if all_hang else _NOTHING
-    faster = [row for row in rows if row.ratio.is_faster]
+    faster = [row for row in rows if row.is_faster]
     best = min(faster, key=lambda row: row.step, default=None)
     if best is not None or CURRENT in faults:
         best = best or rows[0]  # any is better than a program that fails, even the first
         return best, f"use {best.name}"
     if len(rows) == 1:
         return None, f"nothing to compare: only {rows[0].name} was measured"
-    if all(row.ratio.is_rough for row in rows[1:]):
-        pairs = pairs_needed(len(rows) - 1)
-        return None, f"keep {CURRENT}: nothing is certain with fewer than {pairs} pairs of runs"
     return None, f"keep {CURRENT}: no other one is certainly faster"
 
 
 def report(verdict: Verdict, left_out: Dict[str, str]) -> str:
     """Return the table, the candidates without a row, each with its reason, and what to do."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
-    ratios = ["1", *(str(row.ratio) for row in verdict.rows[1:])]
-    for row, to_first in zip(verdict.rows, ratios):
+    for row in verdict.rows:
         steps = [1e3 * run.step for run in row.runs]
         step = f"{1e3 * row.step:.4g} ({min(steps):.4g}–{max(steps):.4g})"
-        lines.append((row.name, step, to_first, str(len(row.runs))))
+        ends = "rough" if row.is_rough else f"{row.low:.3f}–{row.high:.3f}"
+        ratio = "1" if row is verdict.rows[0] else f"{row.ratio:.3f} ({ends})"
+        lines.append((row.name, step, ratio, str(len(row.runs))))
     paragraphs = []
     if verdict.rows:
-        size = max(run.built.bytes for row in verdict.rows for run in row.runs)
+        size = max(run.bytes for row in verdict.rows for run in row.runs)
         legend = (
             f"step: from one sum of {size / 1e6:.4g} MB to the next, median (shortest–longest run);"
             " ratio: to the first row,\nmedian of all pairs of runs of a round; all intervals"

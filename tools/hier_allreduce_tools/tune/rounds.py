@@ -3,8 +3,8 @@
 ::
 
     round 0   the program as it is, which tells its all-reduce and how long a run takes
-    round 1   B A C    as many as can have enough pairs of runs in the time that is left;
-    round 2   A C B    one that fails makes room for the next
+    round 1   B A C    one that fails runs no more
+    round 2   A C B
     …         until the time is over
 """
 
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from itertools import dropwhile
 from statistics import mean
 from typing import Callable, Dict, List, Sequence
 
+from ..text import rounded
 from .candidates import CURRENT, candidates_for
 from .journal import Run
 from .ratio import pairs_needed
 from .run import Runner
-
-SLOWEST_START = 3  # times the first run
 
 
 class Rounds:
@@ -29,7 +28,8 @@ class Rounds:
 
     def __init__(self, runner: Runner, earlier_runs: Sequence[Run], say: Callable[[str], None]):
         """Run nothing yet; ``earlier_runs`` are those of a journal that is continued."""
-        self.runs: List[Run] = list(earlier_runs)
+        # A first run without an all-reduce tells nothing, so that it is made again.
+        self.runs: List[Run] = list(dropwhile(lambda run: not run.towers, earlier_runs))
         self.left_out: Dict[str, str] = {}  # why candidates have no run, by their names
         self._runner = runner
         self._say = say  # prints a line
@@ -42,23 +42,18 @@ class Rounds:
         """
         if not self.runs:
             self._run(CURRENT, 0)
-        if not self.runs or not self.runs[0].built.towers:
+        if not self.runs or not self.runs[0].towers:
             return
-        first = self.runs[0]
-        beside, self.left_out = candidates_for(first.built, only)
+        beside, self.left_out = candidates_for(self.runs[0], only)
         candidates = [CURRENT, *beside]
         minutes = self.minutes(1 + len(candidates) * pairs_needed(len(beside)))
-        healthy = [run for run in self.runs if not run.fault]
-        # Later starts are like an earlier one, however few minutes are left.
-        if healthy:
-            took = healthy[0].took
-            self._runner.start_patience = max(self._runner.patience, SLOWEST_START * took)
-            self._say(
-                f"A run takes {took:.2g} s. A certain answer on all {len(candidates)}"
-                f" needs --minutes {minutes}; Ctrl-C prints the table so far."
-            )
+        self._say(
+            f"A run takes {rounded(self._seconds(1))} s. A certain answer needs --minutes"
+            f" {minutes} for all {len(candidates)}, {self.minutes(1 + 2 * pairs_needed(1))} for"
+            " --only one; Ctrl-C prints the table so far."
+        )
         active = self._active(candidates)
-        while active and self._seconds(len(active)) <= self._runner.seconds_left():
+        while active and self._seconds(1) <= self._runner.seconds_left():
             round = self.runs[-1].round + 1
             for name in random.sample(active, len(active)):
                 self._run(name, round)
@@ -84,19 +79,8 @@ class Rounds:
             self.runs.append(run)
 
     def _active(self, candidates: Sequence[str]) -> List[str]:
-        """Return the candidates of the next round: as many as can be certain in time, or two.
-
-        Nobody runs alone again.
-        """
+        """Return the candidates of the next round; nobody runs alone again."""
         failed = {run.candidate for run in self.runs if run.fault}
         healthy = [name for name in candidates if name not in failed]
-        pairs = Counter(run.candidate for run in self.runs if run.round)
-        if len(healthy) < 2 and pairs:
-            return []
-        fewest = max(2, sum(name in pairs for name in healthy))
-        for programs in range(len(healthy), fewest, -1):
-            needed = pairs_needed(programs - 1)
-            missing = sum(max(0, needed - pairs[name]) for name in healthy[:programs])
-            if self._seconds(missing) <= self._runner.seconds_left():
-                return healthy[:programs]
-        return healthy[:fewest]
+        is_alone = len(healthy) == 1 and any(run.round for run in self.runs)
+        return [] if is_alone else healthy

@@ -21,10 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ..text import count
 from . import inside
 from .candidates import changes_of
-from .journal import Built, Journal, Run
+from .journal import Run, append, lines_in
 
 SKIPPED = 10  # steps: compilation, caches, the first batches
 WINDOW = 10  # steps
@@ -33,9 +32,7 @@ TERM_SECONDS = 5.0  # between SIGTERM and SIGKILL
 LAST_SECONDS = 0.3  # in which a program may still fail after its last step
 LOOK_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h has this number
-# If the first run hangs, there is time for two others, and with hours nobody waits hours for it.
-_START_SHARE = 1 / 4  # of the time of all runs
-_LONGEST_START = 600.0  # seconds
+_START_PATIENCE = 3  # times as long as for a step
 _LONGEST_LINE = 160  # characters of a log
 
 
@@ -55,28 +52,24 @@ def noted_signals() -> Iterator[List[int]]:
             signal.signal(ending, handler)
 
 
-def training_in(lines: Sequence[Dict[str, Any]]) -> Tuple[Built, List[float]]:
+def training_in(lines: Sequence[Dict[str, Any]]) -> Tuple[Dict[str, Any], List[float]]:
     """Return a program's all-reduce, and the seconds of its steps, by its lines in the journal.
 
-    Of several it is the training's: an evaluation adds up fewer bytes. Of those with equally many
-    it is the one that runs most.
+    Of several it is the training's: an evaluation adds up fewer bytes. Of processes with equally
+    many it is the one that runs most.
     """
-    built_by_sum: Dict[str, Built] = {}
+    built_by_sum: Dict[str, Dict[str, Any]] = {}
     times_by_sum: Dict[str, List[float]] = defaultdict(list)
     for line in lines:
         if "built" in line:
-            built_by_sum[line["sum"]] = Built(**line["built"])
+            built_by_sum[line["sum"]] = line["built"]
         else:
             times_by_sum[line["sum"]].append(line["time"])
-    sizes = {name: (built.bytes, len(times_by_sum[name])) for name, built in built_by_sum.items()}
+    sizes = {}
+    for name, built in built_by_sum.items():
+        sizes[name] = built["bytes"], len(times_by_sum[name])
     largest = max(sizes, key=lambda name: sizes[name], default="")
-    return built_by_sum.get(largest, Built()), times_by_sum[largest]
-
-
-def step_of(times: Sequence[float]) -> float:
-    """Return the seconds of a step, by the median of its windows."""
-    ends = times[SKIPPED:STEPS:WINDOW]
-    return median((end - begin) / WINDOW for begin, end in zip(ends, ends[1:]))
+    return built_by_sum.get(largest, {}), times_by_sum[largest]
 
 
 class Runner:
@@ -84,30 +77,30 @@ class Runner:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: Path,
         settings: Dict[str, Any],
         patience: float,
         seconds: float,
         signals: Sequence[int],
         show: Callable[[str], None],
     ):
-        self.patience = patience  # seconds without a step, which are a hang
-        self.start_patience = min(_START_SHARE * seconds, _LONGEST_START)
+        self._patience = patience  # seconds without a step, which are a hang
         self._program: List[str] = settings["program"]
         self._folder: str = settings["folder"]
         self._journal = journal
+        self._number = len(list(journal.parent.glob("*.log")))  # of the newest run
         self._deadline = time.monotonic() + seconds
         self._signals = signals  # that were noted: the first one ends all runs
         self._show = show  # gets how far a run is
         # Python runs a file of this name at its start if the folder is on PYTHONPATH.
-        self._inside = journal.path.parent / "inside"
+        self._inside = journal.parent / "inside"
         self._inside.mkdir(exist_ok=True)
         shutil.copy(inside.__file__, self._inside / "sitecustomize.py")
 
     @property
     def log(self) -> Path:
         """The file with the program's output in the newest run."""
-        return self._journal.path.parent / f"{self._journal.runs}.log"
+        return self._journal.parent / f"{self._number}.log"
 
     def seconds_left(self) -> float:
         """Return the seconds until no other run may begin."""
@@ -121,31 +114,31 @@ class Runner:
         """
         if self.seconds_left() <= 0:
             return None
-        self._journal.runs += 1
-        self._journal.new_lines()
-        lines: List[Dict[str, Any]] = []
+        self._number += 1
+        offset = self._journal.stat().st_size
         begun = time.monotonic()
         process = self._started(candidate)
         try:
-            fault = self._wait(process, candidate, lines)
+            result = self._wait(process, candidate, offset)
         finally:
             _end(process)
-        if fault is None:
+        if result is None:
             return None
+        fault, built, times = result
         if fault:
             fault += f"; last line of {self.log}: {_last_line_of(self.log)}"
-        built, times = training_in(lines)
-        step = 0.0 if fault else step_of(times)
-        run = Run(round, candidate, step, time.monotonic() - begun, fault, built)
-        line = {"run": self._journal.runs, **run._asdict(), "built": built._asdict()}
-        self._journal.write(line)
+        ends = times[SKIPPED:STEPS:WINDOW]
+        windows = [(end - begin) / WINDOW for begin, end in zip(ends, ends[1:])]
+        step = 0.0 if fault else median(windows)
+        run = Run(round, candidate, step, time.monotonic() - begun, fault, **built)
+        append(self._journal, {"run": self._number, **run._asdict()})
         return run
 
     def _started(self, candidate: str) -> Any:
         """Start the program in a process group of its own."""
         request = {
-            "run": self._journal.runs,
-            "journal": str(self._journal.path),
+            "run": self._number,
+            "journal": str(self._journal),
             "candidate": candidate,
             "changes": changes_of(candidate),
         }
@@ -164,35 +157,40 @@ class Runner:
                 preexec_fn=_killed_with_parent(),
             )
 
-    def _wait(self, process: Any, candidate: str, lines: List[Dict[str, Any]]) -> Optional[str]:
-        """Wait until a run has enough steps; return its fault, or "", or None if it is cut.
+    def _wait(
+        self, process: Any, candidate: str, offset: int
+    ) -> Optional[Tuple[str, Dict[str, Any], List[float]]]:
+        """Wait until a run, whose lines come after so many bytes, has enough steps.
 
-        ``lines`` gets those of the run.
+        Returns:
+            its fault, or "", its all-reduce, and the seconds of its steps; None if it is cut.
         """
-        newest = time.monotonic()
+        seen, newest = 0, time.monotonic()
         while self.seconds_left() > 0:
             # The process is asked before the journal, because one that has ended writes no more.
             status = process.poll()
-            for line in self._journal.new_lines():
-                # A process that has left the group of an earlier run may still write its lines.
-                if line.get("run") == self._journal.runs:
-                    lines.append(line)
-                    newest = time.monotonic()
-            steps = len(training_in(lines)[1])
+            # A process that has left the group of an earlier run may still write its lines.
+            lines = lines_in(self._journal, offset)
+            own = [line for line in lines if line["run"] == self._number]
+            if len(own) > seen:
+                seen, newest = len(own), time.monotonic()
+            built, times = training_in(own)
+            steps = len(times)
             if steps >= STEPS and status is None:
                 with suppress(subprocess.TimeoutExpired):
                     status = process.wait(LAST_SECONDS)
             if status:
                 by = f"status {status}" if status > 0 else signal.Signals(-status).name
-                return f"failed: {by} after {count(steps, 'step')}"
+                return f"failed: {by} after step {steps}", built, times
             if steps >= STEPS:
-                return ""
+                return "", built, times
             if status == 0:
-                return f"ended after {count(steps, 'step')}, {STEPS} are needed"
+                return f"ended after step {steps} of {STEPS}", built, times
             self._show(f"{candidate}: step {steps}")
-            allowed = self.patience if steps else self.start_patience
+            allowed = self._patience if steps else _START_PATIENCE * self._patience
             if time.monotonic() - newest > allowed:
-                return f"hung: no step after step {steps} for {allowed:.3g} s, killed"
+                fault = f"hung: no step after step {steps} for {allowed:g} s (--patience), killed"
+                return fault, built, times
             time.sleep(LOOK_SECONDS)
         return None
 
