@@ -25,7 +25,6 @@ from ..cluster.collectives import fingerprint
 from ..compat import outer_graph, outside_control_flow, tf1
 from ..formatting import count
 from ..graph.collectives import broadcast as copies_of
-from ..graph.lead import may_have_session
 from ..graphs import needed_by
 from .reads import identity, is_variable, uses_by_variable, wait
 from .replicas import Names, by_names, kept
@@ -82,12 +81,10 @@ def watch(trained: Iterable[Column] = ()) -> None:
     """Let initializers of ``trained`` columns clear the flags, and restores of what is equal.
 
     Equal is what updates write, and what ``init_op`` copies or compares. Initializers of slots do
-    not clear them, because a warm restart leaves the towers equal.
+    not clear them, because a warm restart leaves the towers equal. TensorFlow logs a warning if a
+    session has run before, and does not see an edge of an op that existed then.
     """
     graph = outer_graph()
-    # A session that exists would not see the edges.
-    if may_have_session(graph):
-        return
     initializers = [var.initializer for var in chain(*trained) if var.initializer is not None]
     restores = (op for op in graph.get_operations() if op.type == "RestoreV2")
     restored: Dict[str, List[Any]] = defaultdict(list)

@@ -497,6 +497,18 @@ def test_a_backbone_that_is_restored_after_init_op_asks_for_it_again(graph, tmp_
             sess.run(op)
 
 
+def test_a_session_may_be_opened_before_the_towers_are_built(graph):
+    """As in notebooks; it takes up ops when it runs."""
+    with session() as sess:
+        optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(2)), towers(count=2)
+        op, start = optimizer.apply_gradients(rows), optimizer.init_op
+        anew = tf1.global_variables_initializer()
+        for fetched in (anew, start, op, anew):
+            sess.run(fetched)
+        with NOT_EQUAL:
+            sess.run(op)
+
+
 def test_a_restore_through_another_handle_of_the_variable_counts(graph, tmp_path):
     optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(["w"], count=2)
     op, path = optimizer.apply_gradients(rows), str(tmp_path / "model")
