@@ -227,7 +227,7 @@ def read_in_order(devices: Sequence[Any]) -> List[Column]:
             by_kind[_kind(variables[op])][min(read[op])].append(variables[op])
     local = set(map(id, tf1.local_variables()))
     found: List[Column] = []
-    for rows in by_kind.values():
-        if len(set(map(len, rows))) == 1:
-            found += [column for column in zip(*rows) if id(column[0]) not in local]
+    for of_towers in by_kind.values():
+        if len(set(map(len, of_towers))) == 1:
+            found += [column for column in zip(*of_towers) if id(column[0]) not in local]
     return found
