@@ -236,7 +236,7 @@ def _has_state(op: Any) -> bool:
     called = [attr.func for attr in attributes]
     called += itertools.chain(*(attr.list.func for attr in attributes))
     functions = [op.graph._get_function(function.name) for function in called if function.name]
-    bodies = [getattr(function, "graph", None) for function in functions]
+    bodies: List[Any] = [getattr(function, "graph", None) for function in functions]
     if not bodies or None in bodies:
         return True
     return any(_has_state(inside) for body in bodies for inside in body.get_operations())

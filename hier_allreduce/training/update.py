@@ -189,7 +189,9 @@ def _applied(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Appli
     return applied._replace(ends=[*applied.ends, counted], added=applied.added | added)
 
 
-def _complete(optimizer: str, applied: Applied, towers: Towers, sources: Sources, name: str) -> Any:
+def _complete(
+    optimizer: str, applied: Applied, towers: Towers, sources: Sources, name: Optional[str]
+) -> Any:
     """Check what an update used, copy what it wrote, and hold it to the state of the towers."""
     devices, memory = towers.devices, kept()
     uses = uses_by_variable(applied.added)

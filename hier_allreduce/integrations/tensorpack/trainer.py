@@ -201,10 +201,11 @@ class HierarchicalTrainer(SingleCostTrainer):
     def _copies_before_steps(self) -> List[Any]:
         """Return ops: the chief's variables go to all hosts, and then tower 0's to the others."""
         ops = []
+        cluster: Any = self.cluster
         if self._options.hosts > 1:
             get_global_step_var()  # creates it if necessary
             # The variables of now are the same on all hosts: the chief's callbacks may add some.
-            ops.append(self._options.cluster.broadcast(tf1.global_variables()))
+            ops.append(cluster.broadcast(tf1.global_variables()))
         if len(self.devices) > 1:
             with tf1.name_scope("sync_variables"):
                 ops.append(broadcast(columns_of(self.devices), self.devices))
@@ -237,8 +238,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and
                 the creator is not a ``NewSessionCreator``.
         """
+        cluster: Any = self.cluster
         if self._options.hosts > 1:
-            cluster = self._options.cluster
             session_creator = creator_for_hosts(session_creator, cluster, self.devices)
         elif isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
