@@ -1,4 +1,4 @@
-"""The differences between TensorFlow 1.15 and 2, and some functions that neither makes public."""
+"""What differs between TensorFlow 1.15 and 2, and what neither makes public: graphs, variables."""
 
 from __future__ import annotations
 

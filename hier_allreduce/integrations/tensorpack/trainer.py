@@ -57,7 +57,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on
     every host::
 
-        cluster = Cluster.from_environment(devices_per_host=8)        # TF_CONFIG or Slurm
+        cluster = Cluster.from_environment()        # TF_CONFIG or Slurm
         launch_train_with_config(config, HierarchicalTrainer(8, cluster=cluster))
 
     Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is
