@@ -221,12 +221,13 @@ class TowerOptimizer:
             raise HierAllreduceError(difference)
 
     def hook(self) -> Any:
-        """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
+        """Return a ``SessionRunHook`` that makes towers equal, and compares them.
 
-        It ends the training with a ``HierAllreduceError`` if towers differ, which names the
-        variables and the step, or if a copy has other bits than its source, which names the link.
-        With a cluster of several hosts it also compares these, and raises a ``ClusterError`` if
-        they differ, or for a session that is not the cluster's.
+        It runs ``init_op`` before the first ``run`` of a session, and broadcasts again. It ends the
+        training with a ``HierAllreduceError`` if towers differ, which names a variable and the
+        step, or if a copy has other bits than its source, which names the link. With a cluster of
+        several hosts it also compares these, and raises a ``ClusterError`` if they differ, or for a
+        session that is not the cluster's.
         """
         return TowersHook(self._options, lambda: (self._comparison(), [self.init_op]))
 

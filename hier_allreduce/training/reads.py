@@ -34,8 +34,9 @@ _TAKEN_APART = ("If", "StatelessIf", "Case", "StatelessCase")
 # What some tower's reads are made of, and nothing that is computed of its batch.
 WITHOUT_BATCH = (*_READS, *_PASS_ON, "VarHandleOp", "VariableV2", "Variable", "Const")
 _MAKE = ("VarHandleOp", "Placeholder", "VariableV2", "Variable")  # in a function: a placeholder
-# Of these stateful ops a second one changes nothing.
-_WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "PrintV2", "CheckNumerics", "CheckNumericsV2")
+# Of stateful ops whose types begin so a second one changes nothing. Each loop of control flow 1 has
+# its own TensorArrays.
+_WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "CheckNumerics", "TensorArray")
 # These give a value that was computed elsewhere: a checkpoint's, or that of var.load().
 _ELSEWHERE = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
 
@@ -230,7 +231,7 @@ def states_among(ops: Set[Any]) -> List[str]:
 
 def _has_state(op: Any) -> bool:
     """Return whether a second op like this one would be another; a branch, if one in it would."""
-    if op.op_def is None or not op.op_def.is_stateful or op.type in _WITHOUT_STATE:
+    if op.op_def is None or not op.op_def.is_stateful or op.type.startswith(_WITHOUT_STATE):
         return False
     attributes = list(op.node_def.attr.values())
     called = [attr.func for attr in attributes]

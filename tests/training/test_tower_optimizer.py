@@ -1459,6 +1459,16 @@ def test_a_transform_may_read_variables_of_its_own(graph, update):
         assert state(sess, rows) == [-0.5] * 3
 
 
+@UPDATES
+def test_a_transform_may_have_a_loop(graph, update):
+    clip = lambda grads: [tf.map_fn(lambda one: one * 0.5, grad) for grad in grads]  # noqa: E731
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=clip)
+    rows = towers(["w"])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert state(sess, rows) == [-0.5] * 3
+
+
 @pytest.mark.tf2  # control flow 2
 @UPDATES
 def test_a_transform_may_read_and_assert_in_a_branch(graph, update):
