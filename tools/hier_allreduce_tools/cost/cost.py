@@ -164,7 +164,7 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce]) -> Cost:
         moves = [move for tensor in one.tensors for move in tensor.schedule]
         # Copies of variables have no sum, and one tower has none either. A trace cannot tell which
         # device a function has chosen.
-        has_sum = any(isinstance(move, Reduce) for move in moves)
+        has_sum = len(one.devices) > 1 and any(isinstance(move, Reduce) for move in moves)
         if has_sum and not any(map(callable, one.devices)):
             told.append(one)
     step = Step(step_stats, told)
