@@ -70,7 +70,7 @@ def train(args: argparse.Namespace) -> None:
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()
     tf1.enable_resource_variables()
-    cluster = Cluster.from_environment(devices_per_host=TOWERS, timeout=12.0)
+    cluster = Cluster.from_environment(timeout=12.0)
     devices = [f"/cpu:{k}" for k in range(TOWERS)]  # or /gpu:0 …
     images = tf1.placeholder(tf.float32, [None, 64])
     labels = tf1.placeholder(tf.int64, [None])
@@ -110,8 +110,10 @@ def train(args: argparse.Namespace) -> None:
             print("host 1 is killed", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
+    config = tf1.ConfigProto(device_count={"CPU": TOWERS})  # on GPUs: None
     try:
-        with cluster.session() as session:  # waits for both hosts, and compares their graphs
+        # waits for both hosts, and compares their graphs
+        with cluster.session(config=config) as session:
             session.run(tf1.global_variables_initializer())
             if args.checkpoints and cluster.is_chief:
                 last = tf.train.latest_checkpoint(args.checkpoints)

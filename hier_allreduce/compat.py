@@ -1,10 +1,9 @@
-"""The differences between TensorFlow 1.15 and 2, and some functions that neither makes public."""
+"""What differs between TensorFlow 1.15 and 2, and what neither makes public: graphs, variables."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from typing import (
     Any,
     Callable,
@@ -101,10 +100,12 @@ def devices_of_eager_calls() -> List[str]:
     return [str(device.name) for device in tf.config.experimental.list_logical_devices()]
 
 
-def is_auto_clustered() -> bool:
-    """Return whether XLA compiles parts of all graphs, as a program or its environment says."""
-    get_jit = getattr(tf.config.optimizer, "get_jit", lambda: "")
-    return "auto_jit" in os.environ.get("TF_XLA_FLAGS", "") or bool(get_jit())
+def hidden(constant: Any) -> Any:
+    """Return a constant such that Grappler does not use its value. It is for graphs only."""
+    # XLA would compile it in a cluster with ops of other devices, and then fail.
+    not_compiled = {"_XlaCompile": tf1.AttrValue(b=False)}
+    with tf1.get_default_graph()._attr_scope(not_compiled):
+        return tf1.placeholder_with_default(constant, constant.shape, "hidden")
 
 
 def is_of_function(graph: Any) -> bool:
@@ -155,6 +156,12 @@ def is_resource(variable: Any) -> bool:
 def tensor_of(variable: Any) -> Any:
     """Return the tensor that stands for a variable in its graph: its handle, or its reference."""
     return variable.handle if is_resource(variable) else variable.op.outputs[0]
+
+
+def number_of(variable: Any) -> int:
+    """Return a number that is higher for a variable that was made later in a graph, or eagerly."""
+    tensor = tensor_of(variable)
+    return int(tensor._id if is_eager(tensor) else tensor.op._id)
 
 
 @contextlib.contextmanager

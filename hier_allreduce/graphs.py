@@ -66,8 +66,8 @@ class GraphMemory:
         # Whose the variables are, by K devices: columns of K replicas by their names.
         # What tells towers apart in names: the scopes that each user gave, or the names of rows.
         self.scopes: Dict[Any, Dict[Any, None]] = defaultdict(dict)
-        self.trained: Dict[Any, Dict[Any, Any]] = defaultdict(dict)  # the columns of rows
-        self.written: Dict[Any, Dict[Any, Any]] = defaultdict(dict)  # of all that updates write
+        # Those of rows, and of all that updates write.
+        self.columns: Dict[Any, Dict[Any, Any]] = defaultdict(dict)
         # The towers whose gradients read a variable, by the op that makes it, if not all do.
         self.read: Dict[Any, Dict[Any, Set[int]]] = defaultdict(dict)
         self.flags: List[Any] = []  # those of all updates, by which towers are known to be equal

@@ -8,9 +8,9 @@ griffe reads the sources.
 import argparse
 import ast
 import functools
-import inspect
 import logging
 import re
+import textwrap
 from itertools import starmap
 
 import griffe
@@ -173,14 +173,14 @@ def markdown(text):
 def _block(match):
     """Return an indented block as one in fences."""
     lead = f"{match[1]}:\n\n" if match[1].strip() else ""
-    code = inspect.cleandoc(match[2])
+    code = textwrap.dedent(match[2]).strip("\n")
     return f"{lead}```{'python' * is_python(code)}\n{code}\n```\n\n"
 
 
 def is_python(text):
     """Return whether a block is a program, and not a picture."""
     try:
-        ast.parse(text.replace("…", "..."))
+        ast.parse(text.replace(", …", "").replace("…", "..."))
     except SyntaxError:
         return False
     return True

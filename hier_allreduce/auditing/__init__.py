@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .audit import Audit, Audited, audit
+from .audit import Audit, audit
+from .traffic import Audited
 
 __all__ = ["Audit", "Audited", "audit"]

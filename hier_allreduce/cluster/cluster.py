@@ -21,14 +21,15 @@ from typing import Any, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..compat import tf1
-from ..configs import one_of
 from ..errors import ClusterError
 from ..graphs import memory_of
-from .collectives import ENGINES, RING, fingerprints, has_sum
+from .collectives import fingerprints, has_sum
 from .environment import Job, job_of, split_address
 from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
 from .shared_ops import SharedOps
+
+_LONGEST = 1e9  # seconds of a timeout
 
 
 class Cluster:
@@ -37,7 +38,7 @@ class Cluster:
     ::
 
         # TF_CONFIG or Slurm says which hosts; the same program runs on every host
-        cluster = Cluster.from_environment(devices_per_host=4)
+        cluster = Cluster.from_environment()
         reduced = allreduce_grads(grads, devices, average=True, cluster=cluster)
         start = cluster.broadcast(tf.compat.v1.global_variables())
         with cluster.session() as session:  # waits for all hosts, and compares their graphs
@@ -50,8 +51,6 @@ class Cluster:
     Attributes:
         hosts: H addresses, ``"host:port"``, in the same order on every host.
         task: the index of this process in ``hosts``; 0 is the chief.
-        devices_per_host: K, the same on every host. A session has at least this number of CPU
-            devices.
         ops: what the functions of this package build with the other hosts.
     """
 
@@ -59,55 +58,48 @@ class Cluster:
         self,
         hosts: Sequence[str],
         task: int,
-        devices_per_host: int,
         timeout: float = 30.0,
         start_timeout: float = 600.0,
         stall_timeout: float = 1800.0,
-        communication: str = RING,
     ):
         """The constructor checks the description; nothing is started before :meth:`session`.
 
         Args:
             hosts: addresses by which the hosts reach each other.
             task: the index of this process in ``hosts``.
-            devices_per_host: number of towers on each host.
             timeout: seconds within which every host ends with an error after another one has died
                 or frozen. A host that computes, saves or evaluates is neither, however long it
                 takes.
             start_timeout: seconds to wait for all hosts at the start.
             stall_timeout: seconds that a live host may keep the others waiting in a step: at least
                 the time for which the chief saves and evaluates.
-            communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
             ClusterError: an invalid or repeated address, a task that is not one of the hosts, or a
-                timeout that is not above 0.
-            HierAllreduceError: an unknown engine.
+                timeout that is not above 0, or infinite.
         """
         if len(set(map(split_address, hosts))) < len(hosts):
             raise ClusterError(f"hosts={hosts!r}: each host needs an address of its own")
         if task not in range(len(hosts)):
             raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
-        # TensorFlow would choose NCCL for another word, and its order would not be checked.
-        one_of(communication, "communication", ENGINES)
         for seconds in (timeout, start_timeout, stall_timeout):
-            # With 0 a healthy host would be said to be gone, and NaN would be waited for for ever.
-            if not seconds > 0:
-                raise ClusterError(f"a timeout of {seconds} s: expected more than 0")
+            # With 0 a healthy host would be said to be gone, NaN would be waited for for ever, and
+            # sockets take no more than some centuries.
+            if not 0 < seconds < _LONGEST:
+                raise ClusterError(f"a timeout of {seconds} s: expected more than 0, to {_LONGEST}")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task = int(task)
-        self.devices_per_host = int(devices_per_host)
         self.timeout = float(timeout)
         self.start_timeout = float(start_timeout)
         self.stall_timeout = float(stall_timeout)
         self._job = Job(self.hosts, self.task)
-        self.ops = SharedOps(self._job, self.devices_per_host, communication)
+        self.ops = SharedOps(self._job)
         # All hosts count sessions alike, because they open them in one order.
         self._sessions = itertools.count()
         self._server: Any = None
 
     @classmethod
-    def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
+    def from_environment(cls, **options: Any) -> Cluster:
         """Return the cluster that TF_CONFIG or Slurm describes; without either, one of one host.
 
         ``options`` are other arguments of :class:`Cluster`. ``tf.distribute`` reads TF_CONFIG too::
@@ -122,11 +114,10 @@ class Cluster:
             ClusterError: the description is invalid; or a launcher has started several processes
                 without one.
         """
-        return cls(*job_of(os.environ), devices_per_host, **options)
+        return cls(*job_of(os.environ), **options)
 
     def __repr__(self) -> str:
-        hosts = list(self.hosts)
-        return f"Cluster({hosts}, task={self.task}, devices_per_host={self.devices_per_host})"
+        return f"Cluster({list(self.hosts)}, task={self.task})"
 
     @property
     def size(self) -> int:
@@ -160,7 +151,7 @@ class Cluster:
         Args:
             graph: the current one by default.
             config: a ConfigProto; the cluster's settings are added to a copy. The server keeps the
-                first one.
+                first one. Towers on CPU devices need ``device_count``.
 
         Returns:
             A ``tf.compat.v1.Session``. Leaving it waits for the other hosts, at most ``timeout``.
@@ -171,7 +162,7 @@ class Cluster:
             RuntimeError: TensorFlow's, if the graph has an all-reduce, and was finalized before its
                 first session: comparing the weights needs new ops.
         """
-        config = session_config(self._job, self.devices_per_host, config)
+        config = session_config(self._job, config)
         graph = graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
@@ -197,7 +188,6 @@ class Cluster:
         )
         # Hosts with other settings would build equal graphs, and wait for each other for ever.
         lines = [
-            f"devices_per_host: {self.devices_per_host}",
             f"TensorFlow: {tf.__version__}",
             f"hosts: {self.hosts}",
             f"trainable variables to compare: {len(weights)}",

@@ -7,10 +7,8 @@
     send     chief: CollectiveBcastSend ─► others: CollectiveBcastRecv ─► assign
 
 All are pinned to this host's name in the cluster. A session that is not the cluster's has no such
-device, so TensorFlow raises an error where its collectives would wait for ever.
-
-NCCL matches the calls of a device by their order alone. Hosts with different orders would add up
-tensors that do not belong together, or wait for ever, so :func:`check_order` checks each step.
+device, so TensorFlow raises an error where its collectives would wait for ever. The engine is
+TensorFlow's ring over gRPC. NCCL would match calls by their order, and so hang if hosts differ.
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ from ..errors import ClusterError
 from ..graphs import memory_of, needed_by
 from .environment import Job
 
-RING = "ring"
-NCCL = "nccl"
-ENGINES = (RING, NCCL)
+_RING = "ring"
 
 # Groups and numbers of collectives belong to the server, and everything that uses its collectives
 # shares them: tensorpack counts from 42 and 100, tf.distribute from 1 and 100.
@@ -65,14 +61,14 @@ def crossing_dtype(dtype: str, what: str) -> str:
     return _CROSSING_DTYPES[dtype]
 
 
-def add_up(tensor: Any, job: Job, group: int, instance: int, engine: str) -> Any:
+def add_up(tensor: Any, job: Job, group: int, instance: int) -> Any:
     """Return the sum of this tensor and those of the collectives with this number on other hosts.
 
     It is called under the device by which this host is in ``group``.
     """
     with tf1.device(_here(job)):
         return collective_ops.all_reduce(
-            tensor, len(job.hosts), group, instance, "Add", "Id", communication_hint=engine
+            tensor, len(job.hosts), group, instance, "Add", "Id", communication_hint=_RING
         )
 
 
@@ -84,7 +80,7 @@ def gather(integers: Any, job: Job, instance: int) -> Any:
         own = [tf.cast(integers, tf.int64)]
         # Other hosts' lines are 0 here, so the sum of the tables has each host's line once.
         table = tf.pad(own, [[hosts_before, hosts_after], [0, 0]])  # H × M
-        return add_up(table, job, ON_CPU, instance, RING)
+        return add_up(table, job, ON_CPU, instance)
 
 
 def send(variable: Any, job: Job, instance: int) -> Any:
@@ -96,11 +92,11 @@ def send(variable: Any, job: Job, instance: int) -> Any:
         if job.task == 0:
             crossing = tf.cast(tf.identity(variable), wide)
             sent = collective_ops.broadcast_send(
-                crossing, crossing.shape, wide, hosts, ON_CPU, instance, communication_hint=RING
+                crossing, crossing.shape, wide, hosts, ON_CPU, instance, communication_hint=_RING
             )
             return sent.op
         received = collective_ops.broadcast_recv(
-            variable.shape, wide, hosts, ON_CPU, instance, communication_hint=RING
+            variable.shape, wide, hosts, ON_CPU, instance, communication_hint=_RING
         )
         return tf1.assign(variable, tf.cast(received, dtype)).op
 
@@ -160,24 +156,3 @@ def highest_number(graph: Any) -> int:
     """Return the highest number of a collective in a graph; 0 if there is none."""
     ours = (op for op in graph.get_operations() if op.type in _TYPES)
     return max((int(op.get_attr("instance_key")) for op in ours), default=0)
-
-
-def check_order(collectives: Iterable[Any]) -> None:
-    """Check that each device's collectives over NCCL run in the same order on all hosts.
-
-    Raises:
-        ClusterError: two of them, of different all-reduces, may run in either order.
-    """
-    over_nccl = [op for op in collectives if op.get_attr("communication_hint") == b"nccl"]
-    last_by_device: Dict[str, Any] = {}
-    for op in sorted(over_nccl, key=lambda op: int(op.get_attr("instance_key"))):
-        before = last_by_device.get(op.device, op)
-        # The first two questions are quick; the third one walks through the graph.
-        is_ordered = before is op or before in op.control_inputs or before in needed_by([op])
-        if not is_ordered:
-            raise ClusterError(
-                f"{before.name!r} and {op.name!r} would cross in one step over NCCL, in an order"
-                " that could differ between the hosts: build the second all-reduce under"
-                " tf.control_dependencies of the first, or choose communication='ring'"
-            )
-        last_by_device[op.device] = op

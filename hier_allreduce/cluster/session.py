@@ -23,7 +23,7 @@ from ..compat import tf1
 from ..configs import is_step_to_compare
 from ..errors import ClusterError
 from ..formatting import count
-from .collectives import FIRST_OF_SESSIONS, check_order, collectives_of, gather, has_sum
+from .collectives import FIRST_OF_SESSIONS, collectives_of, gather, has_sum
 from .environment import Job, split_address
 from .health import START_AGAIN, HealthCheck
 
@@ -119,17 +119,15 @@ class ClusterSession(tf1.Session):
         Raises:
             ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it,
                 and start again. Or an earlier step with the other hosts ended with an error, and
-                this would be the next one; or another thread runs one; or NCCL's calls have no
-                order in this one; or the hosts' weights differ.
+                this would be the next one; or another thread runs one; or the hosts' weights
+                differ.
         """
         run = super().run
         # Find the collectives that the fetches need, once for the same fetches, because a training
         # loop runs them again and again.
         ops = fetched_ops(self.graph, fetches)
         if ops not in self._collectives_by_ops:
-            collectives = collectives_of(ops)
-            check_order(collectives)
-            self._collectives_by_ops[ops] = collectives
+            self._collectives_by_ops[ops] = collectives_of(ops)
         collectives = self._collectives_by_ops[ops]
         if not collectives:
             return run(fetches, feed_dict, options, run_metadata)
@@ -331,11 +329,10 @@ def _is_failure(error: Optional[BaseException]) -> bool:
 # ---- the server ------------------------------------------------------------------------------
 
 
-def session_config(job: Job, devices_per_host: int, config: Optional[Any] = None) -> Any:
+def session_config(job: Job, config: Optional[Any] = None) -> Any:
     """Return a copy of a ConfigProto with the settings that the sessions of a job need."""
     full = tf1.ConfigProto()
     full.CopyFrom(config or tf1.ConfigProto())
-    full.device_count["CPU"] = max(full.device_count["CPU"], devices_per_host)
     if len(job.hosts) > 1:
         # Sessions of a server use the server's threads.
         full.use_per_session_threads = False

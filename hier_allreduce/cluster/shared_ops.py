@@ -10,40 +10,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import tf1
+from ..compat import is_of_function, tf1
 from ..errors import ClusterError
 from ..graphs import memory_of
 from .collectives import (
     FIRST_IN_GRAPHS,
-    NCCL,
     ON_ROOTS,
     add_up,
     crossing_dtype,
-    gather,
     highest_number,
     send,
 )
 from .environment import Job
 
-# A tensor has so many dimensions at most: TensorShape::MaxDimensions() in TensorFlow.
-_MOST_DIMENSIONS = 254
-
 
 class SharedOps:
     """What the graph of one host has in common with those of the others."""
 
-    def __init__(self, job: Job, devices_per_host: int, communication: str):
+    def __init__(self, job: Job):
         self.size = len(job.hosts)  # H
         self._job = job
-        self._devices_per_host = devices_per_host
-        self._communication = communication
         self._built = 0  # collectives in users' graphs
-        # The last call of each root in the all-reduce that is being built.
-        self._last_over_nccl: Dict[int, Any] = {}
 
     def announce(
         self,
@@ -55,73 +46,40 @@ class SharedOps:
         """Check an all-reduce before its first op is added, and note it: hosts compare their notes.
 
         Args:
-            name: the name of the all-reduce in errors.
+            name: the name of the all-reduce.
             towers: K of this host.
             gradients: name, dtype and shape of N gradients; a dtype is empty if there is none.
             settings: what else must be equal on all hosts.
 
         Raises:
-            ClusterError: the gradients are not for ``devices_per_host`` devices; or there are
-                several hosts, and no graph for a session, or a dtype that cannot cross.
+            ClusterError: there are several hosts, and no graph for a session, or a gradient that
+                cannot cross.
         """
-        if towers != self._devices_per_host:
-            raise ClusterError(
-                f"{name} is for {towers} devices, and the cluster has {self._devices_per_host} on"
-                " each host"
-            )
         if self.size == 1:
             return
         # All checks come before the first note, so that an error leaves the graph unchanged.
         _check_graph()
-        lines = []
+        lines = [f"devices: {towers}"]
         for variable, (gradient, dtype, shape) in enumerate(gradients):
             described = "None"
             if dtype:
-                crossing_dtype(dtype, f"variable {variable} ({gradient!r})")
-                described = _dtype_and_shape(dtype, shape)
+                described = _described(f"variable {variable} ({gradient!r})", dtype, shape)
             lines.append(f"gradient {variable}: {gradient}: {described}")
-        lines.append(f"communication: {self._communication}")
         lines += [f"{key}: {setting}" for key, setting in settings.items()]
         self._note(f"all-reduce ({name})", lines)
-        self._last_over_nccl = {}
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         """Return the sum of the tensors that all hosts give in this place of their programs.
 
-        It is called under the device of tower ``root``, after :meth:`announce`. NCCL matches calls
-        by their order. So the calls of one all-reduce with the same root run one after another, in
-        the order in which they were built.
+        It is called under the device of tower ``root``, after :meth:`announce`.
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tensor
-        before = []
-        # Engines compare only sizes. So shapes that are not known are compared by an op that fails
-        # on every host if they differ. It is not in the chunk's scope, where the audit counts the
-        # sums over hosts.
-        if not tensor.shape.is_fully_defined():
-            with tf1.name_scope("shapes_across"):
-                shape = tf.shape(tensor)
-                with tf1.device("/cpu:0"):
-                    missing = _MOST_DIMENSIONS - tf.size(shape)
-                    sizes = tf.pad(shape + 1, [[0, missing]])  # no size becomes 0
-                    shapes = gather(sizes, self._job, self._next_instance())  # H lines
-                    told = (
-                        f"{name.rpartition('/')[0]}: the shape of its gradient differs between the"
-                        " hosts; on this host it is"
-                    )
-                    are_equal = tf.reduce_all(tf.equal(shapes, shapes[:1]))
-                    before.append(tf.raw_ops.Assert(condition=are_equal, data=[told, shape]))
-        if root in self._last_over_nccl:
-            before.append(self._last_over_nccl[root])
         with tf1.name_scope(name):
             # TensorFlow 1 needs to know the device.
             here = tensor if tensor.device else tf.identity(tensor)
             wide = tf.cast(here, crossing_dtype(tensor.dtype.name, name))
-            with tf1.control_dependencies(before):
-                instance = self._next_instance()
-                total = add_up(wide, self._job, ON_ROOTS + root, instance, self._communication)
-            if self._communication == NCCL:
-                self._last_over_nccl[root] = total.op
+            total = add_up(wide, self._job, ON_ROOTS + root, self._next_instance())
             total.set_shape(tensor.shape)
             return tf.cast(total, tensor.dtype)
 
@@ -134,12 +92,10 @@ class SharedOps:
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         lines = []
         for variable in ordered:
+            name = variable.op.name
             dtype = variable.dtype.base_dtype.name
-            described = _dtype_and_shape(dtype, variable.shape)
-            lines.append(f"variables: {variable.op.name}: {described}")
-            crossing_dtype(dtype, f"variable {variable.op.name!r}")
-            if not variable.shape.is_fully_defined():
-                raise ClusterError(f"variable {variable.op.name!r}: no known shape; leave it out")
+            described = _described(f"variable {name!r}", dtype, variable.shape)
+            lines.append(f"variables: {name}: {described}")
         self._note("broadcast", lines)
         with tf1.name_scope("broadcast"):
             sent = [
@@ -164,15 +120,22 @@ class SharedOps:
         memory_of(graph).shared_lines += [f"{number}, {line}" for line in lines]
 
 
-def _dtype_and_shape(dtype: str, shape: Any) -> str:
-    """Return ``"float32 [5, 7]"`` or ``"float32 ?"``."""
-    sizes = "?" if shape.ndims is None else shape.as_list()
-    return f"{dtype} {sizes}"
+def _described(what: str, dtype: str, shape: Any) -> str:
+    """Return ``"float32 [5, 7]"``.
+
+    Raises:
+        ClusterError: it cannot cross; it begins with ``what`` it is.
+    """
+    crossing_dtype(dtype, what)
+    # Collectives compare sizes only, and would add up a 2×3 and a 3×2 gradient.
+    if not shape.is_fully_defined():
+        raise ClusterError(f"{what}: no known shape; leave it out, or give it one by set_shape()")
+    return f"{dtype} {shape.as_list()}"
 
 
 def _check_graph() -> None:
     """Raise a ClusterError if there is no graph, or it is a function's."""
-    if tf.executing_eagerly() or hasattr(tf1.get_default_graph(), "capture"):
+    if tf.executing_eagerly() or is_of_function(tf1.get_default_graph()):
         raise ClusterError(
             "several hosts need a graph and a session, and no function. TensorFlow 2 makes one of a"
             " tf.cond or loop: call tf.compat.v1.disable_control_flow_v2() before"

@@ -24,7 +24,7 @@ from ..planning.strategy import Strategy
 from .columns import column_of
 from .layout import Layout, lay_out
 from .lead import limit_lead
-from .packing import Packing
+from .packing import pack, unpack
 from .record import record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
 from .sparse import SliceSum, gradient_of
@@ -121,18 +121,17 @@ def _moved(
     operations of each chunk.
     """
     layout = context.layout
-    packing = Packing(context)
     with forget_colocation(), tf1.name_scope(name) as scope:
         # Pack each tower's tensors into its chunks: small ones are joined, large ones cut.
         packed = []  # K × C
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                packed.append(packing.pack(tower, row_of(tower)))
+                packed.append(pack(context, tower, row_of(tower)))
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
         moved = []  # C × K, None where a schedule brings nothing
         for chunk, tensors, ops in zip(layout.chunks, zip(*packed), chunk_ops):
-            moved.append(run(chunk.schedule, tensors, ops))
+            moved.append(run(chunk.schedule, tensors, ops.reduce, ops.at_root, ops.copy))
 
         # A tower's backward pass waits for its earlier sums, as `lead` says.
         edges = None
@@ -149,7 +148,7 @@ def _moved(
                     None if tensors[tower] is None else ops.as_result(tower, tensors[tower])
                     for ops, tensors in zip(chunk_ops, moved)
                 ]
-                rows.append(packing.unpack(tower, chunks))
+                rows.append(unpack(context, tower, chunks))
         return rows
 
 

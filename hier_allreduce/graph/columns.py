@@ -212,7 +212,9 @@ def _fault(grad: Any) -> str:
             f" {summable}"
         )
     # Sums of slices have a height that only the step knows, so TensorFlow would fail there.
-    if is_sparse and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
+    # Scalars are no slices.
+    heights = ([None], grad.values.shape[:1]) if is_sparse else ()
+    if not all(grad.indices.shape.is_compatible_with(height) for height in heights):
         return (
             f"IndexedSlices with values of shape {grad.values.shape} and indices of shape"
             f" {grad.indices.shape}; expected one index for each slice of the values"

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..cluster.session import fetched_ops
-from ..compat import forget_colocation, tf1
+from ..compat import forget_colocation, hidden, tf1
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..graphs import needed_by
@@ -37,8 +37,8 @@ class CopyCheck:
         check.compare(bits, step)
 
     Attributes:
-        fingerprints: tensors of K int64, one for each tensor that the step sends; fetch them
-            together with the step.
+        fingerprints: a tensor for each that the step sends, with an int64 for each tower that it
+            goes to, at most K; fetch them together with the step.
     """
 
     def __init__(self, fetches: Any = None):
@@ -63,10 +63,10 @@ class CopyCheck:
         own = np.array(list(chain(*fingerprints)), np.int64)
         has_hosts = any(built.hosts > 1 for built, _ in self._sent)
         of_hosts = session.table(own) if session is not None and has_hosts else [own]
-        ends = np.cumsum([len(built.devices) for built, _ in self._sent])[:-1]
+        ends = np.cumsum([len(sent.held) for _, sent in self._sent])[:-1]
         by_host = [np.split(bits, ends) for bits in of_hosts]
         for (built, sent), *bits_by_host in zip(self._sent, *by_host):
-            fault = _fault(built, sent, bits_by_host)
+            fault = _fault(built, sent, [dict(zip(sent.held, bits)) for bits in bits_by_host])
             if fault:
                 before = count(self._equal, "checked step")
                 raise HierAllreduceError(
@@ -77,7 +77,7 @@ class CopyCheck:
         self._equal += 1
 
 
-def _fault(built: AllReduce, sent: SentTensor, bits_by_host: Sequence[Any]) -> str:
+def _fault(built: AllReduce, sent: SentTensor, bits_by_host: Sequence[Dict[int, Any]]) -> str:
     """Return which copy, or which host's sum, has other bits; "" if none has."""
     for host, bits in enumerate(bits_by_host):
         on_host = f" on host {host}" if built.hosts > 1 else ""
@@ -127,7 +127,7 @@ def _sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
     sent = []
     for built in all_reduces(graph):
         for tensor in built.tensors:
-            ops = [graph.get_tensor_by_name(name).op for name in filter(None, tensor.held)]
+            ops = [graph.get_tensor_by_name(name).op for name in tensor.held.values()]
             # A step that leaves out some copies runs on without them, and so this tensor is too.
             is_whole = needed is None or needed.issuperset(ops)
             in_flow = any(op._get_control_flow_context() for op in ops)
@@ -138,32 +138,28 @@ def _sent_by(fetches: Any) -> List[Tuple[AllReduce, SentTensor]]:
 
 
 def _fingerprints_of(built: AllReduce, sent: SentTensor, constants: Dict[Any, Any]) -> Any:
-    """Return K int64 of a sent tensor; what the graph has already stays."""
+    """Return an int64 for each tower that has a sent tensor; what the graph has already stays."""
     graph = tf1.get_default_graph()
     name = f"{_SCOPE}/{built.scope}{sent.name}"
     with contextlib.suppress(KeyError):
         return graph.get_tensor_by_name(f"{name}/of_towers:0")
 
-    def constant(device: Any, value: Any, dtype: Any) -> Any:
+    def constant(device: Any, value: Any) -> Any:
         # Chunks share them, because there are many chunks.
-        if (device, dtype) not in constants:
+        if (device, value) not in constants:
             with tf1.device(device):
-                held = tf.constant(value, dtype)
-                constants[device, dtype] = tf1.placeholder_with_default(held, held.shape)
-        return constants[device, dtype]
+                constants[device, value] = hidden(tf.constant(value))
+        return constants[device, value]
 
     eight_bytes = []
     with forget_colocation(), tf1.control_dependencies(None), tf1.name_scope(f"{name}/"):
-        for device, held in zip(built.devices, sent.held):
-            if not held:
-                eight_bytes.append(constant("/cpu:0", [[0] * 8], tf.uint8))
-                continue
+        for tower, held in sent.held.items():
             # What the tower got is read there. Grappler may prune the copy, which is an identity,
             # and would then let a reader elsewhere have the source. A shape that it cannot read
             # stays.
-            shape = constant(device, [1, -1], tf.int32)
-            method = constant("/cpu:0", "farmhash64", tf.string)
-            with tf1.device(device):
+            shape = constant(built.devices[tower], (1, -1))
+            method = constant("/cpu:0", "farmhash64")
+            with tf1.device(built.devices[tower]):
                 row = tf.reshape(graph.get_tensor_by_name(held), shape)
             with tf1.device("/cpu:0"):
                 eight_bytes.append(tf.raw_ops.Fingerprint(data=row, method=method))

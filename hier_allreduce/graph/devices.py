@@ -48,14 +48,12 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
         spelling = getattr(device, "name", device)
         if hasattr(device, "to_string"):
             spelling = device.to_string()
-        # A text that TensorFlow cannot read is no device, nor is what is no text.
+        # TensorFlow reads no device in the text of something else.
         try:
-            spelled = _spelled(spelling) if isinstance(spelling, str) else None
+            strings.append(_spelled(str(spelling)))
         except ValueError:
-            spelled = None
-        if spelled is None:
-            raise HierAllreduceError(f"tower {tower}: {device!r} is not a device; {_EXPECTED}")
-        strings.append(spelled)
+            fault = f"{device!r} is not a device; {_EXPECTED}"
+            raise HierAllreduceError(f"tower {tower}: {fault}") from None
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
     return tuple(strings)

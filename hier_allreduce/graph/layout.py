@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from ..compat import is_eager
 from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk, chunks_of
-from ..planning.plan import Plan, Schedule, is_direct
+from ..planning.plan import Plan, Schedule, reductions
 from ..planning.schedules import scheduled
 from ..planning.strategy import plan_for
 from .columns import Column
@@ -113,7 +113,7 @@ def lay_out(
 
     # A sum of sums comes too late for the pass, an edge needs a chunk between two others, and
     # gradients that are not packed travel in the order of their variables.
-    are_direct = [is_direct(chunk.schedule) for chunk in named]
+    are_direct = [len(reductions(chunk.schedule)) == 1 for chunk in named]
     has_between = plan.chunk_bytes > 0 and len(named) > 2
     may_have_edges = strategy.edges and call.hosts == 1 and has_between
     has_edges = may_have_edges and any(are_direct) and takes_edges(columns, call.devices)

@@ -145,14 +145,9 @@ def may_have_session(graph: Any) -> bool:
 
     TensorFlow logs a warning for an edge that the session has not seen, and runs without it.
     """
-    objects = gc.get_objects()
-    # Sessions are younger than their graph, so `gc.freeze()` hides them only if it hides the graph.
-    if id(graph) not in map(id, objects):
-        return True
     # The few types come first, because a large model has millions of objects.
+    objects = gc.get_objects()
     session_types = {cls for cls in set(map(type, objects)) if issubclass(cls, SESSION)}
-    if not session_types:
-        return False
     sessions = (candidate for candidate in objects if type(candidate) in session_types)
     # A session that failed to start has no graph, and a traceback may still hold it.
     return any(getattr(session, "graph", None) is graph for session in sessions)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter
-from typing import Any, Dict, List, Optional, Sequence
+from collections import Counter, defaultdict
+from typing import Any, DefaultDict, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import is_eager, tf1
+from ..compat import is_eager, number_of
 from ..errors import HierAllreduceError
 
 
@@ -51,9 +51,11 @@ def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -
     for tower, row in enumerate(rows):
         made = ""
         elsewhere = [n for n, name in enumerate(row) if name != rows[0][n]]
-        # Without scopes the names of two towers differ. But one program makes all towers, so the
-        # order in which each has made its variables tells which of them are copies.
-        if sorted(row) != sorted(rows[0]):
+        # Without scopes the names of two towers differ, and eager variables may all have one name.
+        # But one program makes all towers, so the order in which each has made its variables tells
+        # which of them are copies.
+        are_alike = not elsewhere and len(set(row)) < len(row)
+        if are_alike or sorted(row) != sorted(rows[0]):
             made = ", which was made earlier or later among those of its shape"
             elsewhere = _made_elsewhere(variables[tower], variables[0])
         if elsewhere:
@@ -70,24 +72,26 @@ def _made_elsewhere(row: Sequence[Any], row_of_tower_0: Sequence[Any]) -> List[i
 
     Only variables of one shape are compared, because the shapes of others tell them apart.
     """
-    place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
-    kinds = []
-    orders = []
-    for own, other in ((row, row_of_tower_0), (row_of_tower_0, row)):
-        kinds.append([f"{var.dtype} {var.shape}" for var in own])
-        # A variable that both towers have is itself.
-        shared = set(map(id, other))
-        made = []
-        for n, var in enumerate(own):
-            # A variable of Keras 3 has TensorFlow's in it. Of eager variables no order is known.
-            op = getattr(var.value if hasattr(var, "path") else var, "op", None)
-            if id(var) not in shared:
-                made.append((kinds[-1][n], place_by_op.get(op, 0), n))
-        orders.append([n for _, _, n in sorted(made)])
+    own = _ranks(row, row_of_tower_0)
+    on_tower_0 = _ranks(row_of_tower_0, row)
     # If shapes differ, a later error tells.
-    if kinds[0] != kinds[1]:
+    if [kind for kind, _ in own] != [kind for kind, _ in on_tower_0]:
         return []
-    return sorted(n for n, on_tower_0 in zip(*orders) if n != on_tower_0)
+    return [n for n in range(len(row)) if own[n] != on_tower_0[n]]
+
+
+def _ranks(row: Sequence[Any], other_row: Sequence[Any]) -> List[Tuple[str, int]]:
+    """Return the kind of each variable, and its rank among those of its kind as they were made."""
+    shared = set(map(id, other_row))
+    made = []
+    for var in row:
+        # A variable of Keras 3 has TensorFlow's in it, and one that both towers have is itself.
+        number = -1 if id(var) in shared else number_of(var.value if hasattr(var, "path") else var)
+        made.append((f"{var.dtype} {var.shape}", number))
+    numbers_by_kind: DefaultDict[str, List[int]] = defaultdict(list)
+    for kind, number in sorted(set(made)):
+        numbers_by_kind[kind].append(number)
+    return [(kind, numbers_by_kind[kind].index(number)) for kind, number in made]
 
 
 def name_of(variable: Any) -> str:

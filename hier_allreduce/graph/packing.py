@@ -4,6 +4,8 @@
 
     columns      0 (2×3)  1 (4)  2 (8)
     chunks       [0│1]           [2, first part]  [2, second part]
+
+Both functions are called under the tower's device.
 """
 
 from __future__ import annotations
@@ -17,73 +19,68 @@ from .op_names import CUT, FLAT, JOINED, PACK, SHAPED, UNPACK
 from .sums import Context
 
 
-class Packing:
-    """Packs and unpacks each tower's chunks. The methods are called under the tower's device."""
+def pack(context: Context, tower: int, grads: Sequence[Any]) -> List[Any]:
+    """Return the C chunks of a tower's N gradients; None for a chunk of None."""
+    tensor_by_range: Dict[Range, Any] = {}
+    for grad, ranges in zip(grads, context.ranges):
+        if grad is not None:
+            flat = grad if ranges[0].is_whole else _shaped(context, tower, grad, [-1], FLAT)
+            tensor_by_range.update(_split(context, tower, flat, ranges, CUT))
+    chunks = []
+    for chunk in context.layout.chunks:
+        op_name = f"{chunk.name}/{PACK}"
+        chunks.append(_joined(context, tower, tensor_by_range, chunk.ranges, op_name))
+    return chunks
 
-    def __init__(self, context: Context):
-        self._layout = layout = context.layout
-        self._context = context
-        self._ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
-        for chunk in layout.chunks:
-            for span in chunk.ranges:
-                self._ranges[span.gradient].append(span)
-        for ranges in self._ranges:
-            ranges.sort()
 
-    def pack(self, tower: int, grads: Sequence[Any]) -> List[Any]:
-        """Return the C chunks of N gradients; None for a chunk of None."""
-        tensor_by_range: Dict[Range, Any] = {}
-        for grad, ranges in zip(grads, self._ranges):
-            if grad is not None:
-                flat = grad if ranges[0].is_whole else self._shaped(tower, grad, [-1], FLAT)
-                tensor_by_range.update(self._split(tower, flat, ranges, CUT))
-        chunks = []
-        for chunk in self._layout.chunks:
-            op_name = f"{chunk.name}/{PACK}"
-            chunks.append(self._joined(tower, tensor_by_range, chunk.ranges, op_name))
-        return chunks
+def unpack(context: Context, tower: int, chunks: Sequence[Any]) -> List[Any]:
+    """Return the N gradients in a tower's C reduced chunks; None for one that is in none."""
+    tensor_by_range: Dict[Range, Any] = {}
+    for chunk, reduced in zip(context.layout.chunks, chunks):
+        if reduced is not None:
+            op_name = f"{chunk.name}/{UNPACK}"
+            tensor_by_range.update(_split(context, tower, reduced, chunk.ranges, op_name))
+    grads = []
+    for ranges, column in zip(context.ranges, context.layout.columns):
+        grad = _joined(context, tower, tensor_by_range, ranges, JOINED)
+        # A whole gradient has kept its shape; others were flat.
+        if grad is not None and not ranges[0].is_whole:
+            grad = _shaped(context, tower, grad, column.shape.as_list(), SHAPED)
+        grads.append(grad)
+    return grads
 
-    def unpack(self, tower: int, chunks: Sequence[Any]) -> List[Any]:
-        """Return the N gradients in C reduced chunks; None for one that is in none of them."""
-        tensor_by_range: Dict[Range, Any] = {}
-        for chunk, reduced in zip(self._layout.chunks, chunks):
-            if reduced is not None:
-                op_name = f"{chunk.name}/{UNPACK}"
-                tensor_by_range.update(self._split(tower, reduced, chunk.ranges, op_name))
-        grads = []
-        for ranges, column in zip(self._ranges, self._layout.columns):
-            grad = self._joined(tower, tensor_by_range, ranges, JOINED)
-            # A whole gradient has kept its shape; others were flat.
-            if grad is not None and not ranges[0].is_whole:
-                grad = self._shaped(tower, grad, column.shape.as_list(), SHAPED)
-            grads.append(grad)
-        return grads
 
-    def _split(
-        self, tower: int, flat: Any, ranges: Sequence[Range], op_name: str
-    ) -> Dict[Range, Any]:
-        """Return the tensor of each range in a gradient or chunk."""
-        if len(ranges) == 1:
-            return {ranges[0]: flat}
-        # Several ranges of one tensor all have an end, because a whole gradient is alone.
-        sizes = [span.stop - span.start for span in ranges if span.stop is not None]
-        lengths = self._context.constant(tower, tuple(sizes))
-        axis = self._context.constant(tower, 0)
-        return dict(zip(ranges, tf.split(flat, lengths, axis, num=len(ranges), name=op_name)))
+def _split(
+    context: Context, tower: int, flat: Any, ranges: Sequence[Range], op_name: str
+) -> Dict[Range, Any]:
+    """Return the tensor of each range in a gradient or chunk."""
+    if len(ranges) == 1:
+        return {ranges[0]: flat}
+    # Several ranges of one tensor all have an end, because a whole gradient is alone.
+    sizes = [span.stop - span.start for span in ranges if span.stop is not None]
+    lengths = context.constant(tower, tuple(sizes))
+    axis = context.constant(tower, 0)
+    return dict(zip(ranges, tf.split(flat, lengths, axis, num=len(ranges), name=op_name)))
 
-    def _joined(
-        self, tower: int, tensor_by_range: Dict[Range, Any], ranges: Sequence[Range], op_name: str
-    ) -> Optional[Any]:
-        """Return the tensor of some ranges; None if one has no tensor."""
-        if not ranges or not all(span in tensor_by_range for span in ranges):
-            return None
-        tensors = [tensor_by_range[span] for span in ranges]
-        if len(tensors) == 1:
-            return tensors[0]
-        return tf.concat(tensors, self._context.constant(tower, 0), name=op_name)
 
-    def _shaped(self, tower: int, tensor: Any, shape: List[int], op_name: str) -> Any:
-        """Return a tensor in a shape; a vector is one already."""
-        if tensor.shape.ndims == 1 == len(shape):
-            return tensor
-        return tf.reshape(tensor, self._context.constant(tower, tuple(shape)), name=op_name)
+def _joined(
+    context: Context,
+    tower: int,
+    tensor_by_range: Dict[Range, Any],
+    ranges: Sequence[Range],
+    op_name: str,
+) -> Optional[Any]:
+    """Return the tensor of some ranges; None if one has no tensor."""
+    if not ranges or not all(span in tensor_by_range for span in ranges):
+        return None
+    tensors = [tensor_by_range[span] for span in ranges]
+    if len(tensors) == 1:
+        return tensors[0]
+    return tf.concat(tensors, context.constant(tower, 0), name=op_name)
+
+
+def _shaped(context: Context, tower: int, tensor: Any, shape: List[int], op_name: str) -> Any:
+    """Return a tensor in a shape; a vector is one already."""
+    if tensor.shape.ndims == 1 == len(shape):
+        return tensor
+    return tf.reshape(tensor, context.constant(tower, tuple(shape)), name=op_name)

@@ -17,7 +17,7 @@ from ..graphs import memory_of
 from ..planning.chunks import Chunk
 from ..planning.plan import Schedule, reductions, root_of
 from .columns import have_slices_only
-from .devices import all_on_cpu, tower_at
+from .devices import all_on_cpu, is_gpu, tower_at
 from .layout import Layout
 from .lead import Edge
 from .op_names import is_of_sum
@@ -41,7 +41,7 @@ class SentTensor(NamedTuple):
     dtype: str  # in which it travels
     is_sparse: bool  # whether it is of a sparse gradient, and has as many elements at most
     copied: str  # the op whose tensor is copied as it is, without a sum; "" if there is none
-    held: Tuple[str, ...] = ()  # the name of its tensor on each of K towers; "" where it is none
+    held: Dict[int, str]  # the names of its tensor on the towers that have the sum
 
     @property
     def root(self) -> int:
@@ -76,7 +76,6 @@ class AllReduce(NamedTuple):
     tensors: Tuple[SentTensor, ...]  # that travel, in the order of their chunks
     description: str  # the line of the log
     edges: Tuple[Edge, ...]  # control edges: the op of a sum, and one of the pass that waits for it
-    plan: str  # a digest that all-reduces with the same chunks and schedules share
 
     def tower_at(self, device: str) -> Optional[int]:
         """Return the first tower on an executed op's device; None if there is none."""
@@ -121,24 +120,24 @@ def _sent_of(
     # copied as it is.
     is_copied = not reductions(chunk.schedule) or holders <= {chunk.root}
     is_sparse = isinstance(at_root, tf.IndexedSlices)
+    arrived = {tower: total for tower, total in enumerate(totals) if total is not None}
     for ending, tensor in _parts(at_root).items():
-        held = [None if total is None else _parts(total)[ending] for total in totals]
+        held = {tower: _parts(total)[ending].name for tower, total in arrived.items()}
         is_index = ending == ".indices"
-        elements = tensor.shape.num_elements()
+        shape = tensor.shape
         # The sum may have the slices of all towers, and not only those of the root.
         if is_sparse:
-            height = columns[0].size.elements
-            width = 1 if is_index else columns[0].shape[1:].num_elements()
-            elements = None if height is None or width is None else height * width
+            rest = [] if is_index else columns[0].shape[1:]
+            shape = tf.TensorShape([columns[0].size.elements]).concatenate(rest)
         yield SentTensor(
             name=chunk.name + ending,
             variables=tuple(column.name for column in columns),
             schedule=chunk.schedule,
-            elements=elements,
+            elements=shape.num_elements(),
             dtype=tensor.dtype.name if is_index else columns[0].wire,
             is_sparse=is_sparse,
             copied=str(tensor.op.name) if is_copied and not is_eager(tensor) else "",
-            held=tuple(map(_name_of, held)),
+            held=held,
         )
 
 
@@ -174,7 +173,6 @@ def record(
         tensors=tuple(sent),
         description=description,
         edges=tuple(edges or ()),
-        plan=layout.digest,
     )
     memory_of(tf1.get_default_graph()).all_reduces.append(built)
 
@@ -186,10 +184,6 @@ def _parts(chunk: Any) -> Dict[str, Any]:
     return {"": chunk}
 
 
-def _name_of(tensor: Any) -> str:
-    return "" if tensor is None or is_eager(tensor) else str(tensor.name)
-
-
 def describe(layout: Layout, edges: Optional[Sequence[Edge]]) -> str:
     """Return a line about an all-reduce, or a part of one.
 
@@ -198,13 +192,16 @@ def describe(layout: Layout, edges: Optional[Sequence[Edge]]) -> str:
         8 towers on GPUs: flat_hierarchical, 41 chunks; 102.2 MB in float32; 52 control edges
     """
     # The line has what the user can change: devices, algorithm, chunks, dtypes.
-    devices = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
-    towers = f"{count(len(layout.devices), 'tower')} on {devices}"
+    towers = count(len(layout.devices), "tower")
+    if all_on_cpu(layout.devices):
+        towers += " on CPU devices"
+    elif all(map(is_gpu, layout.devices)):
+        towers += " on GPUs"
     parts = [f"{towers}: {layout.plan.algorithm}, {count(len(layout.chunks), 'chunk')}"]
 
     columns = [layout.column_of(chunk) for chunk in layout.chunks]
     at_most = "≤ " if any(column.is_sparse for column in columns) else ""
-    size = at_most + amount(sum(chunk.bytes for chunk in layout.chunks))
+    size = at_most + amount(sum(column.size.bytes for column in layout.columns))
     unknown = sum(column.size.elements is None for column in columns)
     if unknown:
         size += f" and {count(unknown, 'tensor')} of unknown size"

@@ -50,7 +50,7 @@ class SixteenBitSum(Sum):
         self._contributions[move.dst] = contributions
         return wide
 
-    def at_root(self, root: int, total: Any) -> Any:
+    def complete(self, root: int, total: Any) -> Any:
         # With several hosts the root's mean is a part of the mean over all of them.
         weight = self._contributions[root] / self.context.contributions
         with tf1.device(self.devices[root]):

@@ -52,10 +52,8 @@ class SliceSum(Sum):
             )
         return tf.IndexedSlices(total, unique)
 
-    def at_root(self, root: int, total: Any) -> Any:
-        if self.context.contributions == 1:
-            return self.copy(Copy(root, root), total)
-        return tf.IndexedSlices(self._sum_of_values.at_root(root, total.values), total.indices)
+    def complete(self, root: int, total: Any) -> Any:
+        return tf.IndexedSlices(self._sum_of_values.complete(root, total.values), total.indices)
 
     def copy(self, move: Copy, slices: Any) -> Any:
         with tf1.device(self.devices[move.dst]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..compat import DTYPES_WITHOUT_ADD, is_auto_clustered, tf1
-from ..planning.plan import ChunkOps, Copy, Reduce
+from ..compat import DTYPES_WITHOUT_ADD, hidden, tf1
+from ..planning.chunks import Range
+from ..planning.plan import Copy, Reduce
 from .devices import all_on_cpu
 from .layout import Layout
 from .op_names import ACROSS, COLUMN, COPY, MEAN, SUM
@@ -22,10 +24,11 @@ class Context:
         self.layout = layout
         self.devices = layout.devices
         self.contributions = len(layout.devices) * layout.hosts  # the gradients in each sum
-        # XLA puts a hidden constant into one cluster with ops of other devices, and then fails.
-        self._can_hide = not tf.executing_eagerly() and not is_auto_clustered()
-        self.hides_sums = self._can_hide and all_on_cpu(layout.devices)
+        self.hides_sums = not tf.executing_eagerly() and all_on_cpu(layout.devices)
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
+        self.ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
+        for span in sorted(chain(*(chunk.ranges for chunk in layout.chunks))):
+            self.ranges[span.gradient].append(span)
 
     def constant(
         self, tower: int, integers: Union[int, Tuple[int, ...]], is_hidden: bool = False
@@ -39,14 +42,17 @@ class Context:
         if key not in self._constants:
             with tf1.device(self.devices[tower]):
                 constant = tf.constant(integers, tf.int32)
-                if is_hidden and self._can_hide:
-                    constant = tf1.placeholder_with_default(constant, constant.shape, "hidden")
+                if is_hidden and not tf.executing_eagerly():
+                    constant = hidden(constant)
             self._constants[key] = constant
         return self._constants[key]
 
 
-class Sum(ChunkOps[Any]):
-    """The sum of one chunk's tensors, in their dtype; ``name`` is the chunk's in op names."""
+class Sum:
+    """The sum of one chunk's tensors, in their dtype; ``name`` is the chunk's in op names.
+
+    ``run`` calls ``reduce``, ``at_root`` and ``copy`` for the moves of the chunk's schedule.
+    """
 
     def __init__(self, name: str, context: Context):
         self.name = name
@@ -65,6 +71,10 @@ class Sum(ChunkOps[Any]):
         # A lone tower's gradient is copied, because it may be on another device than its tower.
         if self.context.contributions == 1:
             return self.copy(Copy(root, root), total)
+        return self.complete(root, total)
+
+    def complete(self, root: int, total: Any) -> Any:
+        """Return the sum, or mean, over all hosts, from this host's sum on its root."""
         total = self.over_hosts(root, total)
         if not self.context.layout.average:
             return total

@@ -65,13 +65,11 @@ class Chunk(NamedTuple):
 
     Attributes:
         ranges: the ranges of its gradients.
-        bytes: the bytes of all ranges; 0 if unknown.
         schedule: its moves; none on one tower.
         name: its name in op names.
     """
 
     ranges: Tuple[Range, ...]
-    bytes: int
     schedule: Schedule = ()
     name: str = ""
 
@@ -100,7 +98,7 @@ def chunks_of(
             last one is.
     """
     if not plan.chunk_bytes:
-        return [_alone(n, gradient) for n, gradient in enumerate(gradients)]
+        return [_alone(n) for n in range(len(gradients))]
     order = range(len(gradients))[::-1] if order is None else order
     # A pack is ready when its last gradient is, and chunks travel in this order.
     place_by_gradient = {n: place for place, n in enumerate(order)}
@@ -116,7 +114,7 @@ def chunks_of(
                 most = max(ALIGNMENT, plan.chunk_bytes // ALIGNMENT * ALIGNMENT)
                 pieces = -(-first.bytes // most)
         if pieces == 1 and len(pack) == 1:
-            chunks.append(_alone(pack[0], first))
+            chunks.append(_alone(pack[0]))
         else:
             chunks += _cut(pack, gradients, pieces)
     return chunks
@@ -145,9 +143,9 @@ def _packs(gradients: Sequence[GradientSize], plan: Plan, order: Sequence[int]) 
     return packs
 
 
-def _alone(n: int, gradient: GradientSize) -> Chunk:
+def _alone(n: int) -> Chunk:
     """Return the chunk of gradient n, which travels whole and in its shape."""
-    return Chunk((Range(n, 0, None),), gradient.bytes)
+    return Chunk((Range(n, 0, None),))
 
 
 def _cut(pack: Sequence[int], gradients: Sequence[GradientSize], pieces: int) -> List[Chunk]:
@@ -169,8 +167,4 @@ def _cut(pack: Sequence[int], gradients: Sequence[GradientSize], pieces: int) ->
             ranges_by_chunk[-1].append(Range(n, start, stop))
             room -= stop - start
             start = stop
-    chunks = []
-    for ranges in ranges_by_chunk:
-        length = sum((span.stop or 0) - span.start for span in ranges)
-        chunks.append(Chunk(tuple(ranges), length * itemsize))
-    return chunks
+    return [Chunk(tuple(ranges)) for ranges in ranges_by_chunk]

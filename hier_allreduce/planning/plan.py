@@ -14,8 +14,8 @@ from __future__ import annotations
 from itertools import islice
 from operator import index
 from typing import (
+    Callable,
     FrozenSet,
-    Generic,
     Iterable,
     List,
     NamedTuple,
@@ -30,6 +30,7 @@ from ..configs import whole_number
 from ..errors import HierAllreduceError
 
 V = TypeVar("V")
+Towers = FrozenSet[int]
 
 
 class Reduce(NamedTuple):
@@ -70,7 +71,6 @@ class Plan(NamedTuple):
     """Schedules, and which gradients share a chunk.
 
     Attributes:
-        towers: K, the number of towers.
         schedules: S schedules; chunk c takes schedule c mod S.
         chunk_bytes: the size of chunks; 0 leaves each gradient alone and whole.
         algorithm: the algorithm's name, for reports.
@@ -80,7 +80,6 @@ class Plan(NamedTuple):
         chunks: the number of equal chunks that hold all gradients of a pack.
     """
 
-    towers: int
     schedules: Tuple[Schedule, ...]
     chunk_bytes: int
     algorithm: str
@@ -96,11 +95,6 @@ class Plan(NamedTuple):
 def reductions(schedule: Schedule) -> Tuple[Reduce, ...]:
     """Return the reductions of a schedule; after them its root has the sum of all towers."""
     return tuple(move for move in schedule if isinstance(move, Reduce))
-
-
-def is_direct(schedule: Schedule) -> bool:
-    """Return whether its root adds up the towers' values themselves, and no sums of others."""
-    return len(reductions(schedule)) == 1
 
 
 def copies(schedule: Schedule) -> Tuple[Copy, ...]:
@@ -139,53 +133,47 @@ def root_of(schedule: Schedule) -> int:
 # ---- the interpreter -----------------------------------------------------------------------------
 
 
-class ChunkOps(Generic[V]):
-    """The operations of a schedule on one kind of value: tensors, numbers, sets of towers."""
+def run(
+    schedule: Schedule,
+    chunk: Sequence[V],
+    reduce: Callable[[Reduce, V, List[V]], V],
+    at_root: Callable[[int, V], V] = lambda root, total: total,
+    copy: Callable[[Copy, V], V] = lambda move, at_src: at_src,
+) -> List[Optional[V]]:
+    """Run a schedule on one chunk: K values in, K sums out; None where it brings no sum.
 
-    def reduce(self, move: Reduce, here: V, received: List[V]) -> V:
-        """Return the sum of the destination's value and of those of the sources."""
-        raise NotImplementedError
-
-    def at_root(self, root: int, total: V) -> V:
-        """Return the value that a complete sum becomes before it is copied: the mean."""
-        return total
-
-    def copy(self, move: Copy, at_src: V) -> V:
-        """Return the source's value on the destination."""
-        return at_src
-
-
-def run(schedule: Schedule, chunk: Sequence[V], ops: ChunkOps[V]) -> List[Optional[V]]:
-    """Run a schedule on one chunk: K values in, K sums out; None where it brings no sum."""
+    Args:
+        schedule: the moves.
+        chunk: the value of each tower: tensors, numbers, sets of towers.
+        reduce: returns the sum of the destination's value and of those of the sources.
+        at_root: returns what a complete sum becomes before it is copied: the mean.
+        copy: returns the source's value on the destination.
+    """
     held = list(chunk)
     for move in reductions(schedule):
         received = [held[src] for src in move.srcs]
-        held[move.dst] = ops.reduce(move, held[move.dst], received)
+        held[move.dst] = reduce(move, held[move.dst], received)
     # The mean is taken once, before the copies, so that all towers hold the same bits.
     root = root_of(schedule)
-    held[root] = ops.at_root(root, held[root])
+    held[root] = at_root(root, held[root])
     complete = {root}
-    for copy in copies(schedule):
-        held[copy.dst] = ops.copy(copy, held[copy.src])
-        complete.add(copy.dst)
+    for move_back in copies(schedule):
+        held[move_back.dst] = copy(move_back, held[move_back.src])
+        complete.add(move_back.dst)
     return [total if tower in complete else None for tower, total in enumerate(held)]
 
 
 # ---- the check -----------------------------------------------------------------------------------
 
 
-class _Counting(ChunkOps[FrozenSet[int]]):
-    """Counts contributions: a value is the set of the towers whose gradients it has."""
-
-    def reduce(
-        self, move: Reduce, here: FrozenSet[int], received: List[FrozenSet[int]]
-    ) -> FrozenSet[int]:
-        total = here
-        for added in received:
-            if total & added:
-                raise HierAllreduceError(f"{move} adds tower {min(total & added)} a second time")
-            total |= added
-        return total
+def _counted(move: Reduce, here: Towers, received: List[Towers]) -> Towers:
+    """Return the towers whose gradients are in a sum; each may be in it once."""
+    total = here
+    for added in received:
+        if total & added:
+            raise HierAllreduceError(f"{move} adds tower {min(total & added)} a second time")
+        total |= added
+    return total
 
 
 def check(moves: Iterable[Move], towers: int) -> Schedule:
@@ -214,7 +202,7 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
         schedule += (Reduce(srcs, dst) if isinstance(move, Reduce) else Copy(srcs[0], dst),)
     # Run the schedule on sets of towers, because they tell which gradients a sum has.
     alone = [frozenset([tower]) for tower in range(towers)]
-    counted = run(schedule, alone, _Counting())
+    counted = run(schedule, alone, _counted)
     without = [tower for tower, added in enumerate(counted) if added != frozenset(range(towers))]
     if without:
         raise HierAllreduceError(f"in the end towers {without} do not have the sum of all towers")

@@ -41,10 +41,10 @@ def rule(towers: int, on_cpu: bool = False) -> Plan:
         # CPU devices share one memory, so the plan of GPUs takes 1.7 to 3 times as long there:
         # benchmarks/results/cpu-plans.txt.
         schedules = schedules_of(BY_NAME["flat"], towers)
-        return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
+        return Plan(schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
     name = "flat" if towers < MANY_TOWERS else "flat_hierarchical"
     schedules = schedules_of(BY_NAME[name], towers)
-    return Plan(towers, schedules, CHUNK_BYTES, name, PACK_BELOW, tapers=True)
+    return Plan(schedules, CHUNK_BYTES, name, PACK_BELOW, tapers=True)
 
 
 def scheduled(

@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from ..cluster.collectives import fingerprint
 from ..compat import outer_graph, outside_control_flow, tf1
+from ..formatting import count
 from ..graph.collectives import broadcast as copies_of
-from ..graph.lead import may_have_session
 from ..graphs import needed_by
-from .reads import is_variable, uses_by_variable, wait
+from .reads import identity, is_variable, uses_by_variable, wait
 from .replicas import Names, by_names, kept
 from .towers import Column
 
@@ -81,30 +81,24 @@ def watch(trained: Iterable[Column] = ()) -> None:
     """Let initializers of ``trained`` columns clear the flags, and restores of what is equal.
 
     Equal is what updates write, and what ``init_op`` copies or compares. Initializers of slots do
-    not clear them, because a warm restart leaves the towers equal.
+    not clear them, because a warm restart leaves the towers equal. TensorFlow logs a warning if a
+    session has run before, and does not see an edge of an op that existed then.
     """
     graph = outer_graph()
-    # A session that exists would not see the edges.
-    if may_have_session(graph):
-        return
     initializers = [var.initializer for var in chain(*trained) if var.initializer is not None]
     restores = (op for op in graph.get_operations() if op.type == "RestoreV2")
     restored: Dict[str, List[Any]] = defaultdict(list)
     for maker, ops in uses_by_variable(needed_by(restores, sources_of=_users_of_value)).items():
-        restored[_shared_name(maker)] += ops
+        name, *_ = identity(maker)
+        restored[name] += ops
     with outside_control_flow():
         for flag in kept().flags:
             ops = list(initializers)
             for name in set(chain(*flag.names, *kept().vouched[flag.devices])):
-                ops += restored.get(_shared_name(graph.get_operation_by_name(name)), ())
+                same, *_ = identity(graph.get_operation_by_name(name))
+                ops += restored.get(same, ())
             if ops:
                 wait(ops, [flag.take(is_needed=False)])
-
-
-def _shared_name(maker: Any) -> str:
-    """Return what is the same for all handles of a variable."""
-    name = maker.get_attr("shared_name") if "shared_name" in maker.node_def.attr else ""
-    return str(tf.compat.as_str(name) or maker.name)
 
 
 def _users_of_value(op: Any) -> List[Any]:
@@ -123,16 +117,8 @@ def broadcast(
 
     It ends with an error if towers differ in ``unsaid`` columns.
     """
-    on_tower_0 = []
-    for column in columns:
-        with _device_of(column[0]):
-            on_tower_0.append(column[0].read_value())
     ends = [_assert_equal(unsaid)] if unsaid else []
-    for column, values in zip(columns, zip(*copies_of(on_tower_0, devices))):
-        for var, value in zip(column[1:], values[1:]):
-            with _device_of(var):
-                ends.append(var.assign(value).op)
-    kept().copies.update(ends)
+    ends += copied(columns, devices)
     kept().vouched[tuple(devices)].update(by_names([*columns, *unsaid]))
     watch()
     with tf.control_dependencies(ends):
@@ -140,18 +126,19 @@ def broadcast(
         return tf.group(*ends, *flags)
 
 
-def on_all_towers(restore: Any, columns: Sequence[Column]) -> Any:
-    """Return an op that restores tower 0's variables, and then gives the other towers theirs."""
-    copied = []
+def copied(columns: Sequence[Column], devices: Sequence[Any]) -> List[Any]:
+    """Return ops that give the other towers the values of tower 0's variables."""
+    on_tower_0 = []
     for column in columns:
-        with tf.control_dependencies([restore]), _device_of(column[0]):
-            value = column[0].read_value()
-        for var in column[1:]:
+        with _device_of(column[0]):
+            on_tower_0.append(column[0].read_value())
+    ops = []
+    for column, values in zip(columns, zip(*copies_of(on_tower_0, devices))):
+        for var, value in zip(column[1:], values[1:]):
             with _device_of(var):
-                copied.append(var.assign(value).op)
-    kept().copies.update(copied)
-    watch()
-    return tf.group(restore, *copied, name="restore_towers")
+                ops.append(var.assign(value).op)
+    kept().copies.update(ops)
+    return ops
 
 
 def start_anew(variables: Iterable[Any]) -> List[Any]:
@@ -196,27 +183,11 @@ def _device_of(var: Any) -> Any:
     return tf1.device(var.device or None)
 
 
-class Drift(NamedTuple):
-    """How the towers of this host differ.
+def comparison(columns: Sequence[Column], devices: Sequence[Any]) -> Callable[[Any], str]:
+    """Return a function that compares all towers in a session, to the bit; its ops are added now.
 
-    Attributes:
-        variables: names on tower 0 of those that are not the same, to the bit, on all towers.
-        tower: the first one that differs from tower 0.
+    It returns which tower differs, and in which variables; "" if none does.
     """
-
-    variables: Tuple[str, ...] = ()
-    tower: int = 0
-
-    def __str__(self) -> str:
-        if not self.variables:
-            return "all towers are equal"
-        first, *others = self.variables
-        more = f" and {len(others)} more differ" if others else " differs"
-        return f"{first!r}{more} between tower 0 and tower {self.tower}"
-
-
-def comparison(columns: Sequence[Column], devices: Sequence[Any]) -> Callable[[Any], Drift]:
-    """Return a function that compares all towers in a session; its ops are added now."""
     names = [column[0].op.name for column in columns]
     fingerprints: List[List[Any]] = [[] for _ in devices]  # K×V
     before: List[Any] = []
@@ -227,12 +198,14 @@ def comparison(columns: Sequence[Column], devices: Sequence[Any]) -> Callable[[A
                 before = [_fingerprint_of(var)]
             fingerprints_there += before
 
-    def compare(session: Any) -> Drift:
+    def compare(session: Any) -> str:
         values = np.array(session.run(fingerprints))
-        differ = values != values[0]
-        different = [names[n] for n in np.flatnonzero(differ.any(axis=0))]
-        towers = np.flatnonzero(differ.any(axis=1))
-        return Drift(tuple(different), int(towers[0])) if different else Drift()
+        for tower, differ in enumerate(values != values[0]):
+            if differ.any():
+                variables = count(int(differ.sum()), "variable")
+                first = names[int(differ.argmax())]
+                return f"tower {tower} differs from tower 0 in {variables}, such as {first!r}"
+        return ""
 
     return compare
 

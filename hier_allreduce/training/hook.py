@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ..cluster.session import fetched_ops
 from ..compat import outside_control_flow, tf1
@@ -12,12 +12,11 @@ from ..configs import is_step_to_compare
 from ..errors import HierAllreduceError
 from ..graph.copy_check import CopyCheck
 from ..graphs import needed_by
-from .equality import Drift
 from .options import Options
 
 
 class TowersHook(tf1.train.SessionRunHook):
-    """In some steps compares what towers got with what was sent, and then their variables.
+    """Makes towers equal, and compares them in some steps: what they got, and then their variables.
 
     A difference is an error. The runs of each train op are counted for its copies, because several
     may take turns, as in a GAN.
@@ -25,12 +24,19 @@ class TowersHook(tf1.train.SessionRunHook):
     Args:
         options: of the training.
         build: adds ops, because a session finalizes its graph; returns the function that compares
-            the towers' variables, and the op that makes them equal.
+            the towers' variables, and the ops that make them equal, one after the other.
+        begins_epoch: whether the next step is the first of an epoch, before which these run, too.
     """
 
-    def __init__(self, options: Options, build: Callable[[], Tuple[Callable[[Any], Drift], Any]]):
+    def __init__(
+        self,
+        options: Options,
+        build: Callable[[], Tuple[Callable[[Any], str], Sequence[Any]]],
+        begins_epoch: Callable[[], bool] = lambda: False,
+    ):
         self._options = options
         self._build = build
+        self._begins_epoch = begins_epoch
         self._check_by_op: Dict[Any, CopyCheck] = {}  # by train op
         self._compared: List[Any] = []  # the train ops whose copies are compared in this run
 
@@ -45,14 +51,22 @@ class TowersHook(tf1.train.SessionRunHook):
             with outside_control_flow():
                 for op in tf1.get_collection(tf1.GraphKeys.TRAIN_OP):
                     self._check_by_op[op] = CopyCheck(op)
-        self._compare, self._start = self._build()
+        self._compare, self._starts = self._build()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._options.cluster:
             self._options.cluster.check_session(session)
-        session.run(self._start)
+        self._is_new = True
 
     def before_run(self, run_context: Any) -> Any:
+        # Before a step, so that also what other hooks and the program set after the last one, or
+        # restored in a new session, is copied.
+        period = self._options.broadcast_every
+        is_due = period > 0 and self._steps > 0 and self._steps % period == 0
+        if self._is_new or is_due or self._begins_epoch():
+            self._is_new = False
+            for op in self._starts:
+                run_context.session.run(op)
         fetches = run_context.original_args.fetches
         train_ops = self._train_ops_of(fetched_ops(run_context.session.graph, fetches))
         self._runs.update(train_ops)
@@ -67,17 +81,14 @@ class TowersHook(tf1.train.SessionRunHook):
             self._check_by_op[op].compare(bits, self._runs[op], session)
         self._steps += 1
         if is_step_to_compare(self._steps, self._options.check_replicas_every):
-            drift = self._compare(session)
-            if drift.variables:
+            difference = self._compare(session)
+            if difference:
                 raise HierAllreduceError(
-                    f"after step {self._steps} {drift}; they were equal after step"
+                    f"after step {self._steps} {difference}; they were equal after step"
                     f" {self._equal_after}. Either the program assigns to a variable on one tower"
                     " only, or the transform does not do the same on each tower"
                 )
             self._equal_after = self._steps
-        every = self._options.broadcast_every
-        if every and self._steps % every == 0:
-            session.run(self._start)
 
     def _train_ops_in(self, fetched: Tuple[Any, ...]) -> List[Any]:
         """Return the train ops that a step runs which is asked for some ops."""

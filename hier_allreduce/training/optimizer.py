@@ -18,10 +18,18 @@ from ..compat import (
 from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..planning.strategy import Strategy
-from .equality import Drift, broadcast, comparison, on_all_towers, start_anew
+from .equality import broadcast, comparison, copied, start_anew, watch
 from .hook import TowersHook
 from .options import Options, Transform, checked_options
-from .replicas import belongings, by_names, columns_of, kept, named_on, written_on
+from .replicas import (
+    belongings,
+    by_names,
+    columns_of,
+    kept,
+    named_on,
+    read_in_order,
+    written_on,
+)
 from .towers import Column, Pairs, Towers
 from .update import update_towers
 
@@ -103,7 +111,9 @@ class TowerOptimizer:
                 ``init_op``, which copies inside this host only.
             scopes: the K towers' scopes, such as ``["tower0", "tower1"]``; "" for none. Two
                 variables are copies if their names differ by these only. By default the scopes are
-                the levels in which the names of the trained variables differ.
+                the levels in which the names of the trained variables differ. Several levels may
+                differ: ``["tower0/norm", "tower1/norm_1"]``, as Keras numbers a layer that has no
+                trained weights.
 
         Raises:
             HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
@@ -134,7 +144,7 @@ class TowerOptimizer:
         self,
         tower_grads_and_vars: Sequence[Pairs],
         global_step: Any = None,
-        name: Optional[str] = None,
+        name: Optional[str] = "train_op",
         **arguments: Any,
     ) -> Any:
         """Build the train op: reduce, update every tower, count the step.
@@ -170,12 +180,10 @@ class TowerOptimizer:
         if global_step is not None:
             given["global_step"] = global_step
         towers = Towers(tower_grads_and_vars, self.devices, self._options)
-        op = update_towers(self._optimizer, towers, given, name or "train_op")
+        op = update_towers(self._optimizer, towers, given, name)
         # Replicas are those of one graph, because each graph has its own variables.
-        graph = outer_graph()  # apply_gradients may be called in a tf.cond
-        if graph is not self._graph:
-            self._graph = graph
-            self._ops = {}
+        self._graph = outer_graph()  # apply_gradients may be called in a tf.cond
+        self._ops = {}
         return op
 
     @property
@@ -187,10 +195,10 @@ class TowerOptimizer:
         that names ``init_op``, and trains nothing. It copies what updates write; variables in the
         collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``;
         and averages of layers (``moving_mean``, ``moving_variance``, ``ExponentialMovingAverage``).
-        What the program computes anew is each tower's own. What gradients only read has to be equal
-        when this runs; else it ends with an error that lists it. Where names do not tell which
-        variables are copies, those of one dtype and shape are compared in the order in which each
-        tower made them, if all towers have as many.
+        What the program computes anew on all towers is each tower's own. What gradients only read
+        has to be equal when this runs; else it ends with an error that lists it. Where names do not
+        tell which variables are copies, those of one dtype and shape are compared in the order in
+        which each tower made them, if all towers have as many.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called.
@@ -200,27 +208,28 @@ class TowerOptimizer:
             model, unsaid = belongings(self.devices)
         return self._op(broadcast, model, unsaid)
 
-    def check_replicas(self, session: Any) -> Drift:
+    def check_replicas(self, session: Any) -> None:
         """Compare this host's towers to the bit: the variables that updates write.
 
-        Returns a :class:`Drift`, which prints as a sentence.
-
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called.
+            HierAllreduceError: towers differ; it names the first one that does, and a variable. Or
+                ``apply_gradients`` was not called.
             RuntimeError: from TensorFlow: the graph is finalized, and this needs new ops.
         """
-        drift: Drift = self._comparison()(session)
-        return drift
+        difference = self._comparison()(session)
+        if difference:
+            raise HierAllreduceError(difference)
 
     def hook(self) -> Any:
-        """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
+        """Return a ``SessionRunHook`` that makes towers equal, and compares them.
 
-        It ends the training with a ``HierAllreduceError`` if towers differ, which names the
-        variables and the step, or if a copy has other bits than its source, which names the link.
-        With a cluster of several hosts it also compares these, and raises a ``ClusterError`` if
-        they differ, or for a session that is not the cluster's.
+        It runs ``init_op`` before the first ``run`` of a session, and broadcasts again. It ends the
+        training with a ``HierAllreduceError`` if towers differ, which names a variable and the
+        step, or if a copy has other bits than its source, which names the link. With a cluster of
+        several hosts it also compares these, and raises a ``ClusterError`` if they differ, or for a
+        session that is not the cluster's.
         """
-        return TowersHook(self._options, lambda: (self._comparison(), self.init_op))
+        return TowersHook(self._options, lambda: (self._comparison(), [self.init_op]))
 
     def scaffold(self, **options: Any) -> Any:
         """Return a ``Scaffold`` that saves tower 0 only, for any number of towers to restore.
@@ -236,9 +245,9 @@ class TowerOptimizer:
         """
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             # One scaffold is for all updates of the graph, also those on other devices.
-            places = list(kept().trained)
-            columns = list(chain(*map(columns_of, places)))
-            with_copies = chain(columns, *map(named_on, places))
+            places = list(kept().columns)
+            columns = [[*columns_of(there), *read_in_order(there)] for there in places]
+            with_copies = chain(*columns, *map(named_on, places))
             copies = set(map(id, chain(*(column[1:] for column in with_copies))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
             has_value = set(map(id, variables))  # once a checkpoint is restored
@@ -247,10 +256,16 @@ class TowerOptimizer:
                 saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
                 saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
                 restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-                restored = [column for column in columns if id(column[0]) in has_value]
-                saver.saver_def.restore_op_name = on_all_towers(restore, restored).name
+                of_towers: List[List[Column]] = []
+                for there in columns:
+                    of_towers.append([column for column in there if id(column[0]) in has_value])
+                with tf.control_dependencies([restore]):
+                    ops = chain([restore], *map(copied, of_towers, places))
+                    restored = tf.group(*ops, name="restore_towers")
+                watch()
+                saver.saver_def.restore_op_name = restored.name
                 options["saver"] = saver
-                has_value.update(map(id, chain(*restored)))
+                has_value.update(map(id, chain(*chain(*of_towers))))
             anew = [var for var in tf1.global_variables() if id(var) not in has_value]
             if anew:
                 local = options.get("local_init_op")

@@ -17,23 +17,11 @@ UPDATES = ("replicated", "once", "sharded")
 
 
 class Options(NamedTuple):
-    """What the user chose, from :func:`checked_options`.
-
-    Attributes:
-        average: the mean of the gradients instead of their sum.
-        strategy: the choices about the all-reduce; a ``Strategy``, once they are checked.
-        update: one of ``UPDATES``.
-        transform: changes a tower's N reduced gradients, before the update.
-        broadcast_every: the steps after which tower 0's variables are copied again; 0: never.
-        check_replicas_every: the steps between comparisons of the towers; 0: never; None: often at
-            first.
-        cluster: the hosts, if there are several.
-        scopes: the towers' scopes in names of variables; None: as the rows' names tell.
-    """
+    """What the user chose: arguments of a :class:`.TowerOptimizer`."""
 
     average: bool
-    strategy: Any
-    update: str
+    strategy: Any  # a Strategy, once it is checked
+    update: str  # one of UPDATES
     transform: Optional[Transform]
     broadcast_every: int
     check_replicas_every: Optional[int]

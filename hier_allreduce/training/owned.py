@@ -16,7 +16,7 @@ broadcasts the parameters; ZeRO stage 1 (Rajbhandari and others, 2020).
 from __future__ import annotations
 
 from collections import abc
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -32,13 +32,8 @@ def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> App
     """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``."""
     hold_owners(optimizer, towers, dict.fromkeys(range(len(towers.columns)), (0,)))
     grads = towers.transformed(0, reduce(towers.lay_out(), 0))
-    # Arguments may list any tower's variables, because a program knows all of them.
-    own_by_id: Dict[int, Any] = {}
-    for column in columns_of(towers.devices):
-        own_by_id.update(dict.fromkeys(map(id, column), column[0]))
-    given = {key: _on_tower_0(argument, own_by_id) for key, argument in arguments.items()}
     with tf1.device(towers.devices[0]), towers.scope(0):
-        ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), given)
+        ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), arguments)
     return Applied(ends, added, [grads])
 
 
@@ -89,6 +84,14 @@ def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[Li
     if getattr(tf1.get_default_graph(), "_add_control_dependencies", False):
         ends += [op for op in added if op.op_def is not None and op.op_def.is_stateful]
     return ends, added & needed_by(getattr(end, "op", end) for end in ends)
+
+
+def on_tower_0(arguments: Dict[str, Any], devices: Sequence[Any]) -> Dict[str, Any]:
+    """Return arguments with tower 0's variables for any tower's: a program knows all of them."""
+    own_by_id: Dict[int, Any] = {}
+    for column in columns_of(devices):
+        own_by_id.update(dict.fromkeys(map(id, column), column[0]))
+    return {key: _on_tower_0(argument, own_by_id) for key, argument in arguments.items()}
 
 
 def _on_tower_0(argument: Any, own_by_id: Dict[int, Any]) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -34,8 +34,9 @@ _TAKEN_APART = ("If", "StatelessIf", "Case", "StatelessCase")
 # What some tower's reads are made of, and nothing that is computed of its batch.
 WITHOUT_BATCH = (*_READS, *_PASS_ON, "VarHandleOp", "VariableV2", "Variable", "Const")
 _MAKE = ("VarHandleOp", "Placeholder", "VariableV2", "Variable")  # in a function: a placeholder
-# Of these stateful ops a second one changes nothing.
-_WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "PrintV2", "CheckNumerics", "CheckNumericsV2")
+# Of stateful ops whose types begin so a second one changes nothing. Each loop of control flow 1 has
+# its own TensorArrays.
+_WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "CheckNumerics", "TensorArray")
 # These give a value that was computed elsewhere: a checkpoint's, or that of var.load().
 _ELSEWHERE = ("RestoreV2", "Placeholder", "PlaceholderWithDefault", "Const")
 
@@ -81,14 +82,10 @@ class Reads:
                 wait([op for op in writers if op._get_control_flow_context() is here], inside)
 
     def new_value(self, var: Any, device: Any, uses: Uses, ends: Sequence[Any]) -> Any:
-        """Return the value of ``var`` once an update has written it.
+        """Return the value of ``var``, read on a device once an update has written it.
 
-        Args:
-            var: a resource variable.
-            device: the one on which it is read.
-            uses: the ops of the update that use a variable.
-            ends: what to wait for where a loop, a branch or a function may write the variable, so
-                that nobody can tell which of the ops is the last to do so.
+        Where a loop, a branch or a function may write it, nobody can tell which of the ops is the
+        last to do so: then the value comes after the update's ``ends``.
         """
         here = self._graph._get_control_flow_context()
         writers = writers_of(var, uses)
@@ -103,17 +100,13 @@ class Reads:
     def assign_copies(
         self,
         columns: Sequence[Sequence[Any]],
-        owners: Dict[int, int],
+        owners: Mapping[int, int],
         copied: Sequence[Sequence[Any]],
         devices: Sequence[Any],
     ) -> List[Any]:
-        """Return ops that give replicas their new values, after the reads of the old ones.
+        """Return ops that give V columns K×V ``copied`` values, after the reads of the old ones.
 
-        Args:
-            columns: V columns of K replicas.
-            owners: by the number of a column the tower that has its new value already.
-            copied: K×V new values, each on its tower.
-            devices: K devices.
+        ``owners`` has, by the number of a column, the tower that has its new value already.
         """
         ops = []
         for tower, new_values in enumerate(copied):
@@ -161,6 +154,13 @@ def outer_ops(graph: Any) -> Dict[Any, Any]:
 def is_variable(tensor: Any) -> bool:
     """Return whether a tensor is a variable's handle, or its reference."""
     return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
+
+
+def identity(maker: Any) -> Tuple[str, bytes, str]:
+    """Return what is equal for all handles of a variable, by the op that makes one of them."""
+    attributes = maker.node_def.attr  # one that is not there is empty
+    name = attributes["shared_name"].s.decode() or maker.name
+    return name, attributes["container"].s, maker.device
 
 
 def uses_by_variable(ops: Iterable[Any]) -> Dict[Any, List[Any]]:
@@ -226,9 +226,21 @@ def _initial_ops() -> Set[Any]:
 
 def states_among(ops: Set[Any]) -> List[str]:
     """Return the names of ``ops`` of which a second one is another: writes, random numbers."""
-    stateful = (op for op in ops - _initial_ops() if op.op_def is not None)
-    others = (op for op in stateful if op.type not in _WITHOUT_STATE)
-    return sorted(op.name for op in others if op.op_def.is_stateful)
+    return sorted(op.name for op in ops - _initial_ops() if _has_state(op))
+
+
+def _has_state(op: Any) -> bool:
+    """Return whether a second op like this one would be another; a branch, if one in it would."""
+    if op.op_def is None or not op.op_def.is_stateful or op.type.startswith(_WITHOUT_STATE):
+        return False
+    attributes = list(op.node_def.attr.values())
+    called = [attr.func for attr in attributes]
+    called += itertools.chain(*(attr.list.func for attr in attributes))
+    functions = [op.graph._get_function(function.name) for function in called if function.name]
+    bodies: List[Any] = [getattr(function, "graph", None) for function in functions]
+    if not bodies or None in bodies:
+        return True
+    return any(_has_state(inside) for body in bodies for inside in body.get_operations())
 
 
 def _users(handle: Any) -> List[Any]:

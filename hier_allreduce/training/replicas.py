@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from ..compat import outer_graph, tensor_of, tf1
 from ..errors import HierAllreduceError
@@ -33,9 +33,10 @@ class Scopes:
     Args:
         columns: names of known replicas. Where two of them differ in a level, each has its tower's.
             A level that tower 0's lacks is a scope that it does not have.
+        readers: the towers whose gradients read a variable, by its name, if not all do.
     """
 
-    def __init__(self, columns: Iterable[Sequence[str]]):
+    def __init__(self, columns: Iterable[Sequence[str]], readers: Mapping[str, Set[int]]):
         # by a level, and by the tower that has it: what tower 0 has in its place
         self._on_0_by_level: Dict[str, Dict[int, Names]] = defaultdict(dict)
         for names in columns:
@@ -47,6 +48,12 @@ class Scopes:
                 for level, level_on_0 in zip(levels[more:], on_0):
                     self._on_0_by_level[level].setdefault(tower, (level_on_0,))
                     self._on_0_by_level[level_on_0].setdefault(0, (level_on_0,))
+        # Without scopes the model's own numbers differ: in a variable that another tower reads than
+        # the level says, it is no scope.
+        for name, towers in readers.items():
+            if self.find(name)[0] not in towers:
+                for level in name.split("/"):
+                    self._on_0_by_level.pop(level, None)
 
     def find(self, name: str) -> Tuple[int, List[str]]:
         """Return the tower of a variable, and what the copy on tower 0 may be called."""
@@ -108,7 +115,7 @@ def hold_owners(optimizer: Any, towers: Towers, owners: Dict[int, Tuple[int, ...
             their values may be trained already.
     """
     noted = kept().owners
-    key_by_n = {n: (id(optimizer), towers.columns[n][0].op.name) for n in owners}
+    key_by_n = {n: (optimizer, towers.columns[n][0].op.name) for n in owners}
     for n, key in key_by_n.items():
         if noted.get(key, owners[n]) != owners[n]:
             before = ", ".join(map(str, noted[key]))
@@ -140,7 +147,8 @@ def named_on(devices: Sequence[Any]) -> List[Column]:
     towers = tuple(devices)
     if len(towers) == 1:
         return []
-    rule = Scopes(kept().scopes[towers])
+    readers = {source.name: readers for source, readers in kept().read[towers].items()}
+    rule = Scopes(kept().scopes[towers], readers)
     taken = set(itertools.chain(*by_names(written_on(devices))))
     local = {var.op.name for var in tf1.local_variables()}
     variables = {var.op.name: var for var in tf1.global_variables() + tf1.local_variables()}
@@ -157,8 +165,7 @@ def named_on(devices: Sequence[Any]) -> List[Column]:
 
 def written_on(devices: Sequence[Any]) -> List[Column]:
     """Return the columns on K devices that updates of the current graph write."""
-    memory, towers = kept(), tuple(devices)
-    return list({**memory.trained[towers], **memory.written[towers]}.values())
+    return list(kept().columns[tuple(devices)].values())
 
 
 def _kind(var: Any) -> Tuple[Any, str]:
@@ -190,31 +197,37 @@ def belongings(devices: Sequence[Any]) -> Tuple[List[Column], List[Column]]:
 def _unsaid(
     devices: Sequence[Any], columns: Sequence[Column], model: Sequence[Column]
 ) -> List[Column]:
-    """Return columns of variables that gradients only read, and nobody named.
-
-    If tower 0's is a local variable, each tower has its own.
-    """
-    ops = outer_graph().get_operations()
-    uses, read = uses_by_variable(set(ops) - kept().copies), kept().read[tuple(devices)]
-    variables = {tensor_of(var).op: var for var in tf1.global_variables() + tf1.local_variables()}
+    """Return columns of variables that gradients only read, and nobody named."""
+    uses = uses_by_variable(set(outer_graph().get_operations()) - kept().copies)
+    read = kept().read[tuple(devices)]
     in_model = set(map(id, model))
     unsaid: List[Column] = []
-    for column in columns:
+    for column in [*columns, *read_in_order(devices)]:
         is_read = any(tensor_of(var).op in read for var in column)
-        # What the program computes anew is each tower's own, such as the state of an LSTM.
-        is_own = any(is_computed(var, uses) for var in column)
+        # What all towers compute anew is each tower's own, such as the state of an LSTM.
+        is_own = all(is_computed(var, uses) for var in column)
         if is_read and not is_own and id(column) not in in_model:
             unsaid.append(column)
-    # A layer may have names without any rule, as Keras numbers them. One program makes all towers,
-    # so those of one kind stand for each other in the order in which each tower made them.
-    with_copies = {tensor_of(var).op for var in itertools.chain(*columns)}
+    return unsaid
+
+
+def read_in_order(devices: Sequence[Any]) -> List[Column]:
+    """Return columns that no name tells, of variables that one tower's gradients read each.
+
+    A layer may have names without any rule, as Keras numbers them. One program makes all towers, so
+    those of one kind stand for each other in the order in which each tower made them. If tower 0's
+    is a local variable, each tower has its own.
+    """
+    read = kept().read[tuple(devices)]
+    variables = {tensor_of(var).op: var for var in tf1.global_variables() + tf1.local_variables()}
+    with_copies = {tensor_of(var).op for var in itertools.chain(*columns_of(devices))}
     by_kind: Dict[Any, List[List[Any]]] = defaultdict(lambda: [[] for _ in devices])
-    for op in ops:
-        is_of_one = op in variables and len(read.get(op, ())) == 1
-        if is_of_one and op not in with_copies and not is_computed(variables[op], uses):
+    for op in outer_graph().get_operations():
+        if op in variables and op not in with_copies and len(read.get(op, ())) == 1:
             by_kind[_kind(variables[op])][min(read[op])].append(variables[op])
     local = set(map(id, tf1.local_variables()))
-    for rows in by_kind.values():
-        if len(set(map(len, rows))) == 1:
-            unsaid += [column for column in zip(*rows) if id(column[0]) not in local]
-    return unsaid
+    found: List[Column] = []
+    for of_towers in by_kind.values():
+        if len(set(map(len, of_towers))) == 1:
+            found += [column for column in zip(*of_towers) if id(column[0]) not in local]
+    return found

@@ -13,12 +13,13 @@ from typing import Any, Dict, List
 
 import tensorflow as tf
 
-from ..compat import outer_graph, slots_in_any_scope, tf1
+from ..compat import outer_graph, slots_in_any_scope, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..graphs import needed_by
 from ..planning.strategy import AUTO
+from .reads import identity
 from .replicas import hold_owners
-from .towers import Applied, Towers, added_ops, identity
+from .towers import Applied, Towers, added_ops
 
 _train = tf1.train
 # Each applies one kernel to a variable, its slots, its gradient and rates, in TensorFlow 1.15 too.
@@ -40,9 +41,9 @@ _RATES = (
     *("_learning_rate", "_lr", "_momentum", "_decay", "_rho", "_epsilon"),
     *("_beta", "_beta1", "_beta2", "_global_step"),
 )
-# To these a gradient of rows and its dense one are the same: where that is 0, neither moves
-# anything, or both move the row alike. Others, such as Momentum and Ftrl, leave out unread rows.
-_ALIKE_ON_ROWS = (
+# To these a gradient of slices and its dense one are the same: where that is 0, neither moves
+# anything, or both move the slice alike. Others, such as Momentum and Ftrl, leave out unread ones.
+_ALIKE_ON_SLICES = (
     _train.GradientDescentOptimizer,
     _train.AdamOptimizer,
     _train.AdagradOptimizer,
@@ -65,7 +66,7 @@ def why_once(optimizer: Any, towers: Towers) -> str:
     if replaced:
         return f"{replaced[0]} of this {optimizer_class.__name__} was replaced"
     for variables in towers.variables:
-        identities = list(map(identity, variables))
+        identities = [identity(tensor_of(var).op) for var in variables]
         for n, var in enumerate(variables):
             if getattr(var, "constraint", None) is not None:
                 return f"{var.op.name!r} has a constraint"
@@ -75,13 +76,14 @@ def why_once(optimizer: Any, towers: Towers) -> str:
     return ""
 
 
-def with_rows(optimizer: Any, towers: Towers) -> Towers:
-    """Return towers whose rows stay rows, unless the user or the optimizer says otherwise.
+def with_slices(optimizer: Any, towers: Towers) -> Towers:
+    """Return towers whose slices stay slices, unless the user or the optimizer says otherwise.
 
-    Else the number of towers, or of rows in a batch, would decide how other rows are trained.
+    Else the number of towers, or of slices in a batch, would decide how the rest of a table is
+    trained.
     """
     options = towers.options
-    if options.strategy.sparse != AUTO or type(optimizer) in _ALIKE_ON_ROWS:
+    if options.strategy.sparse != AUTO or type(optimizer) in _ALIKE_ON_SLICES:
         return towers
     strategy = replace(options.strategy, sparse="rows")
     return towers._replace(options=options._replace(strategy=strategy))
@@ -98,14 +100,15 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
     hold_owners(optimizer, towers, dict.fromkeys(range(len(variables[0])), every))
     if any(key[1] is outer_graph() for key in optimizer._non_slot_dict):
         raise HierAllreduceError(
-            f"{type(optimizer).__name__}: an earlier apply_gradients has the same one, and each"
-            " train op would advance its powers of beta, at no fixed time of the other's. Give each"
-            " loss a TowerOptimizer with another optimizer, or add the losses up, or use"
-            " update='once'"
+            f"{type(optimizer).__name__}: an earlier apply_gradients, or one that failed, made its"
+            " powers of beta, and each train op would advance them, at no fixed time of the"
+            " other's. Give each loss a TowerOptimizer with another optimizer, or add the losses"
+            " up, or use update='once'"
         )
     reduced = towers.reduce()
     rates = _rates_of(optimizer)
     ends: List[Any] = []
+    owns: List[Any] = []
     state: List[List[Any]] = []
     with added_ops() as added:
         for tower, device in enumerate(towers.devices):
@@ -114,10 +117,11 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
             with tf1.device(device), towers.scope(tower), slots_in_any_scope():
                 pairs = list(zip(reduced[tower], variables[tower]))
                 ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}"))
+            owns.append(own)
             state.append(_state_of(own, variables[tower]))
-            # What the update prepared, such as the tensor of a rate, is read by summaries.
-            prepared = {key: held for key, held in vars(own).items() if key not in rates}
-            vars(optimizer).update(prepared if not tower else {})
+    # What the update prepared, such as the tensor of a rate, is read by summaries.
+    prepared = {key: held for key, held in vars(owns[0]).items() if key not in rates}
+    vars(optimizer).update(prepared)
     return Applied(ends, added & needed_by(ends), reduced, list(zip(*state)))
 
 

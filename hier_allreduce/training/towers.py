@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from types import MappingProxyType
 from typing import (
     Any,
     Callable,
     ContextManager,
-    Dict,
     Iterator,
     List,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -19,7 +20,7 @@ from typing import (
 
 import tensorflow as tf
 
-from ..compat import tensor_of, tf1
+from ..compat import tf1
 from ..errors import HierAllreduceError
 from ..graph import all_reduce, checked_layout
 from ..graph.columns import dtype_of, fits
@@ -36,43 +37,28 @@ GRADIENTS = (tf.Tensor, tf.IndexedSlices)
 
 
 class Applied(NamedTuple):
-    """An optimizer's update of some towers' variables, before anything is copied.
+    """An optimizer's update of some towers' variables, before anything is copied."""
 
-    Attributes:
-        ends: the last ops, or tensors.
-        added: all ops.
-        reduced: the rows of gradients that it got.
-        state: the columns of slots and powers of beta that it made.
-        roots: the tower that updates each variable, by its place in the row; all, if there is none.
-        copy: copies N values from these towers to all, K×N out.
-    """
-
-    ends: List[Any]
-    added: Set[Any]
-    reduced: Sequence[Sequence[Any]]
-    state: Sequence[Column] = ()
-    roots: Optional[Dict[int, int]] = None
+    ends: List[Any]  # the last ops, or tensors
+    added: Set[Any]  # all ops
+    reduced: Sequence[Sequence[Any]]  # the rows of gradients that it got
+    state: Sequence[Column] = ()  # the slots and powers of beta that it made
+    # If each variable has a root: that tower, by the variable's place in the row, and what copies N
+    # values from there to all, K×N out.
+    roots: Mapping[int, int] = MappingProxyType({})
     copy: Optional[Callable[[List[Any]], Sequence[Sequence[Any]]]] = None
 
 
 class Towers(NamedTuple):
-    """K towers whose gradients are ready, for :func:`.update.update_towers`, which checks them.
+    """K towers whose gradients are ready, for :func:`.update.update_towers`, which checks them."""
 
-    Attributes:
-        rows: K×N gradients, which are not reduced, and variables.
-        devices: K devices.
-        options: the user's.
-        scope: ``scope(tower)`` is the context of a tower's update.
-        front_end: ``"towers"`` or ``"tensorpack"``.
-        update: which of the three it is, once that is chosen.
-    """
-
-    rows: Sequence[Pairs]
+    rows: Sequence[Pairs]  # K×N gradients, which are not reduced, and variables
     devices: Sequence[Any]
     options: Options
+    # The context of a tower's update.
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext()
-    front_end: str = "towers"
-    update: str = ""
+    front_end: str = "towers"  # or "tensorpack"
+    update: str = ""  # one of the three, once it is chosen
 
     @property
     def grads(self) -> List[Any]:
@@ -146,14 +132,6 @@ class Towers(NamedTuple):
                     f"{self.place(tower, n)}: {given} {grad!r} for a variable of {dtype_of(var)}"
                     f" {var.shape}; give a gradient of this shape, and cast it to this dtype"
                 )
-
-
-def identity(var: Any) -> Any:
-    """Return what is equal for two handles of one variable, as import_meta_graph makes them."""
-    op = tensor_of(var).op
-    if op.type != "VarHandleOp" or not op.get_attr("shared_name"):
-        return id(var)
-    return op.get_attr("shared_name"), op.get_attr("container"), op.device
 
 
 @contextlib.contextmanager

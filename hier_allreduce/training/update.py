@@ -22,19 +22,28 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..compat import forget_colocation, is_resource, tf1
+from ..compat import forget_colocation, is_resource, outer_graph, tensor_of, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import broadcast
 from ..graph.names import where
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
 from .equality import flags_of, watch
-from .owned import apply_once, apply_sharded
-from .reads import Reads, Uses, first_uses, ops_of_gradients, uses_by_variable, wait, writers_of
+from .owned import apply_once, apply_sharded, on_tower_0
+from .reads import (
+    Reads,
+    Uses,
+    first_uses,
+    identity,
+    ops_of_gradients,
+    uses_by_variable,
+    wait,
+    writers_of,
+)
 from .replicas import by_names, columns_of, kept, names_of
-from .replicated import apply_replicated, why_once, with_rows
+from .replicated import apply_replicated, why_once, with_slices
 from .sources import Sources
-from .towers import GRADIENTS, Applied, Column, Towers, added_ops, identity
+from .towers import GRADIENTS, Applied, Column, Towers, added_ops
 
 
 def checked_towers(towers: Towers) -> Towers:
@@ -57,26 +66,22 @@ def checked_towers(towers: Towers) -> Towers:
         # What is no gradient is refused before it is added up.
         tensors = [grad if isinstance(grad, GRADIENTS) else None for grad, _ in pairs]
         towers.check_fit(tower, tensors, "the rows have")
-    names_by_variable: Dict[Any, Any] = {}
-    for names, column in kept().trained[tuple(towers.devices)].items():
-        names_by_variable.update(dict.fromkeys(map(identity, column), names))
+    # Copies are known by their place: another order would mix up two variables, and one that towers
+    # share would be updated twice.
+    place_by_variable: Dict[Any, Any] = {}
+    for column in kept().columns[tuple(towers.devices)].values():
+        for tower, var in enumerate(column):
+            place_by_variable[identity(tensor_of(var).op)] = tower, names_of(column)
     for n, column in enumerate(towers.columns):
-        names, variables = names_of(column), list(map(identity, column))
-        for tower, var in enumerate(variables):
-            # Each tower updates its variables, so that a shared one would be updated twice.
-            first = variables.index(var)
-            if first < tower:
+        for tower, var in enumerate(column):
+            here = tower, names_of(column)
+            first, names = place_by_variable.setdefault(identity(tensor_of(var).op), here)
+            if (first, names) != here:
                 raise HierAllreduceError(
-                    f"{towers.place(tower, n)}: the same variable is in the row of"
-                    f" {where(first, towers.devices)}; give every tower a copy; {VAR_LIST_ADVICE}"
-                )
-            # Replicas are known by their place, so that another order would mix up two variables.
-            listed = names_by_variable.setdefault(var, names)
-            if listed != names:
-                raise HierAllreduceError(
-                    f"{towers.place(tower, n)}: its copies here are {', '.join(names)}, and"
-                    f" elsewhere in the rows, or in an earlier apply_gradients,"
-                    f" {', '.join(listed)}; list the variables in one order on every tower"
+                    f"{towers.place(tower, n)}: its copies here are {', '.join(here[1])}, and"
+                    f" elsewhere in the rows, or in an earlier apply_gradients, it is that of"
+                    f" {where(first, towers.devices)} among {', '.join(names)}; give every tower a"
+                    f" copy, and list the variables in one order on every tower; {VAR_LIST_ADVICE}"
                 )
     return towers
 
@@ -98,7 +103,7 @@ def _undone_if_it_fails() -> Iterator[None]:
     """Undo what a failed update noted of variables, so that the next call is as the first."""
     notes = vars(kept())
     before: Dict[str, Dict[Any, Any]] = {}
-    for what in ("scopes", "trained", "written", "read", "owners"):
+    for what in ("scopes", "columns", "read", "owners"):
         before[what] = {key: copy.copy(noted) for key, noted in notes[what].items()}
     train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     earlier_train_ops = list(train_ops)
@@ -115,10 +120,7 @@ def _undone_if_it_fails() -> Iterator[None]:
 
 
 def update_towers(
-    optimizer: Any,
-    towers: Towers,
-    arguments: Optional[Dict[str, Any]] = None,
-    name: str = "train_op",
+    optimizer: Any, towers: Towers, arguments: Dict[str, Any], name: Optional[str] = "train_op"
 ) -> Any:
     """Return the op that reduces the towers' gradients, updates their variables, and counts a step.
 
@@ -129,7 +131,8 @@ def update_towers(
         optimizer: a ``tf.compat.v1.train.Optimizer``.
         towers: their gradients and variables; they are checked here, for every update.
         arguments: those of the optimizer's ``apply_gradients`` beside the pairs. Its
-            ``global_step`` is one more after the update.
+            ``global_step`` is one more after the update. Variables of any tower stand for those of
+            tower 0.
         name: of the op.
 
     Raises:
@@ -137,8 +140,7 @@ def update_towers(
             writes a reference variable, or what has no known copies; or it uses what belongs to
             some towers only.
     """
-    given = arguments or {}
-    towers = with_rows(optimizer, checked_towers(towers))
+    towers = with_slices(optimizer, checked_towers(towers))
     update = towers.options.update
     if len(towers.devices) > 1:
         _check_no_references(towers.columns, towers.devices)
@@ -151,20 +153,23 @@ def update_towers(
             " update='once' you say so, and get no warning"
         )
     # TensorFlow's own optimizers take no argument but the step, and refuse another one themselves.
-    if reason or given.keys() - {"global_step"}:
+    if reason or arguments.keys() - {"global_step"}:
         update = "once"
     towers = towers._replace(update=update)
     # Towers have devices of their own, whatever the program colocates this call with.
     with forget_colocation(), _undone_if_it_fails():
         memory, there = kept(), tuple(towers.devices)
-        memory.trained[there].update(by_names(towers.columns))
+        memory.columns[there].update(by_names(towers.columns))
         scopes = towers.options.scopes
         told_apart = [tuple(scopes)] if scopes else by_names(towers.columns)
         memory.scopes[there].update(dict.fromkeys(told_apart))
         sources = Sources(towers)
-        applied = _applied(optimizer, towers, given)
+        memory.read[there].update(sources.read())
+        applied = _applied(optimizer, towers, on_tower_0(arguments, towers.devices))
         op = _complete(type(optimizer).__name__, applied, towers, sources, name)
-    tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, op)
+    # An op of a branch is no step that a program could run.
+    if op.graph is outer_graph() and op._get_control_flow_context() is None:
+        tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, op)
     if towers.options.check_replicas_every == 0:
         kept().compares_hosts = False
     return op
@@ -179,27 +184,23 @@ def _applied(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Appli
     applied = apply(optimizer, towers)
     if "global_step" not in arguments:
         return applied
-    step = arguments["global_step"]
-    for column in columns_of(towers.devices):
-        if any(var is step for var in column):
-            step = column[0]
     with added_ops() as added, tf.control_dependencies(applied.ends):
-        counted = tf1.assign_add(step, 1).op
+        counted = tf1.assign_add(arguments["global_step"], 1).op
     return applied._replace(ends=[*applied.ends, counted], added=applied.added | added)
 
 
-def _complete(optimizer: str, applied: Applied, towers: Towers, sources: Sources, name: str) -> Any:
+def _complete(
+    optimizer: str, applied: Applied, towers: Towers, sources: Sources, name: Optional[str]
+) -> Any:
     """Check what an update used, copy what it wrote, and hold it to the state of the towers."""
     devices, memory = towers.devices, kept()
     uses = uses_by_variable(applied.added)
-    memory.read[tuple(devices)].update(sources.read())
-    memory.written[tuple(devices)].update(by_names(applied.state))
+    memory.columns[tuple(devices)].update(by_names(applied.state))
     columns = columns_of(devices)
-    if len(devices) > 1:
-        sources.check(applied.ends, uses, columns, optimizer)
+    sources.check(applied.ends, uses, columns, optimizer)
     new = {id(var) for var in chain(*columns) if writers_of(var, uses)}
     written = [column for column in columns if not new.isdisjoint(map(id, column))]
-    memory.written[tuple(devices)].update(by_names(written))
+    memory.columns[tuple(devices)].update(by_names(written))
 
     # Writes wait for the step's reads, and new values go to the towers that did not write them.
     reads = towers.reads(applied.reduced)
@@ -226,7 +227,7 @@ def _copies(
     partly: Sequence[Column], applied: Applied, towers: Towers, reads: Reads, uses: Uses
 ) -> List[Any]:
     """Return ops that give what some towers wrote to the other ones."""
-    devices, roots = towers.devices, applied.roots or {}
+    devices, roots = towers.devices, applied.roots
     assigned = []
     # Each value waits for its own writes only, so that the first copies start early.
     if applied.copy is not None:

@@ -167,27 +167,23 @@ def test_the_report_has_tables_of_copies_and_a_line_for_each_all_reduce(graph):
         f"0  {gpu_or_cpu(0)}  .  4  2",
         f"1  {gpu_or_cpu(1)}  4  .  2",
         f"2  {gpu_or_cpu(2)}  2  2  .",
-        "total 16",
         "           0  1",
         f"0  {gpu_or_cpu(0)}  .  1",
         f"1  {gpu_or_cpu(1)}  1  .",
-        "total 2",
-        "a/: flat, 2 chunks, 8 copies, 64 B in float32, planned = executed by pair of towers",
-        "b/: flat, 2 chunks, 8 copies, 64 B in float32, planned = executed by pair of towers",
-        "c/: flat, 1 chunk, 2 copies, 16 B in float32, planned = executed by pair of towers",
+        "a/: flat, 2 chunks, 8 copies in float32, planned = executed by pair of towers",
+        "b/: flat, 2 chunks, 8 copies in float32, planned = executed by pair of towers",
+        "c/: flat, 1 chunk, 2 copies in float32, planned = executed by pair of towers",
         "d/: not in this run",
     ]
 
 
-@pytest.mark.parametrize(
-    "wire, executed", [(None, {"float32": 4 * 240}), ("float16", {"float16": 4 * 120})]
-)
-def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
+@pytest.mark.parametrize("wire, crossed", [(None, "float32"), ("float16", "float16")])
+def test_the_dtype_is_the_one_in_which_copies_crossed(graph, wire, crossed):
     values = [[np.ones([60], np.float32)]] * 3
     strategy = Strategy(algorithm="tree", wire_dtype=wire)
     result = allreduce_grads(gradients_on(gpus_or_cpus(3), values), gpus_or_cpus(3), True, strategy)
     (call,) = audit(traced(consumed_in_place(result))).calls
-    assert call.bytes == executed
+    assert call.dtypes == [crossed] and f", 4 copies in {crossed}, " in str(call)
 
 
 def test_every_dtype_of_a_step_is_named(graph):
@@ -206,8 +202,8 @@ def test_every_dtype_of_a_step_is_named(graph):
         lambda k: [*segment_sums(result[k][:1]), *(tf.identity(grad).op for grad in result[k][1:])],
     )
     (call,) = audit(traced(used), graph).calls
-    assert (call.bytes, call.unknown) == ({"float64": 128}, 3)  # values, indices, and one more
-    assert ", 128 B in float64, 3 tensors of unknown size, " in str(call)
+    assert call.dtypes == ["float32", "float64", "int64"]
+    assert ", 8 copies in float32, float64, int64" in str(call)
 
 
 def test_an_audit_keeps_neither_graph_nor_metadata():
@@ -319,9 +315,7 @@ def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
         (3, 3),
         (6, 0),
     ]
-    assert "/: tree, 1 chunk, 3 copies and 3 left out, 72 B in float32, planned = executed" in str(
-        found
-    )
+    assert "/: tree, 1 chunk, 3 copies in float32 and 3 left out, planned = executed" in str(found)
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -520,39 +514,6 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
     )
     with pytest.raises(AuditError, match=r"missing 0→1 0→2\nfetch"):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
-
-
-def test_an_update_that_ran_on_another_device_is_an_error(graph):
-    """As if tower 1's device had no kernel for it."""
-    optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(2))
-    rows = []
-    for tower, device in enumerate(gpus_or_cpus(2)):
-        with tf.device(device), tf1.variable_scope(f"t{tower}"):
-            weights = tf1.get_variable("w", [3], use_resource=True)
-            loss = tf.reduce_sum(weights * tf1.random_uniform([3]))
-            rows.append(optimizer.compute_gradients(loss, [weights]))
-    train = optimizer.apply_gradients(rows)
-    metadata = tf1.RunMetadata()
-    with session() as sess:
-        sess.run(tf1.global_variables_initializer())
-        sess.run(optimizer.init_op)
-        options = tf1.RunOptions(output_partition_graphs=True)
-        sess.run(train, options=options, run_metadata=metadata)
-    nodes = [node for part in metadata.partition_graphs for node in part.node]
-    (update,) = (
-        node
-        for node in nodes
-        if node.op == "ResourceApplyMomentum" and node.device.endswith(f"{KIND}:1")
-    )
-    update.device = "/job:localhost/replica:0/task:0/device:CPU:9"
-    with pytest.raises(AuditError) as caught:
-        audit(metadata)
-    title, moved, remedy = str(caught.value).splitlines()
-    assert title == "hier_allreduce/: an update left its tower"
-    assert moved == (
-        f"tower 1 ({gpu_or_cpu(1)}): {update.name!r} (ResourceApplyMomentum) ran on {update.device}"
-    )
-    assert remedy.startswith("that device has no kernel for it, and soft placement moved it")
 
 
 def test_a_tower_on_a_device_that_does_not_exist_is_an_error(graph):

@@ -192,7 +192,7 @@ def test_a_wrong_description_is_an_error(environ, words, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match=words):
-        Cluster.from_environment(2)
+        Cluster.from_environment()
 
 
 @pytest.mark.parametrize(
@@ -235,19 +235,17 @@ def test_node_lists_and_ports_of_slurm():
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "each host needs an address of its own"),
         ({"task": 2}, "task=2: expected the index of one of 2 hosts"),
-        ({"communication": "auto"}, "communication='auto': expected one of ring, nccl"),
     ],
 )
 def test_an_invalid_cluster_is_an_error(arguments, words):
     with pytest.raises(HierAllreduceError, match=words):
-        Cluster(**{"hosts": ["a:1", "b:1"], "task": 0, "devices_per_host": 1, **arguments})
+        Cluster(**{"hosts": ["a:1", "b:1"], "task": 0, **arguments})
 
 
 def test_numbers_of_numpy_are_numbers():
-    numbers: dict = {"task": np.int64(1), "devices_per_host": np.array(2), "timeout": np.float32(4)}
+    numbers: dict = {"task": np.int64(1), "timeout": np.float32(4)}
     cluster = Cluster(["a:1", "b:1"], **numbers)
-    assert str(cluster) == "Cluster(['a:1', 'b:1'], task=1, devices_per_host=2)"
+    assert str(cluster) == "Cluster(['a:1', 'b:1'], task=1)"
     assert cluster.timeout == 4 and not cluster.is_chief
-    config = session_config(Job(cluster.hosts, cluster.task), cluster.devices_per_host)
-    assert config.device_count["CPU"] == 2
+    config = session_config(Job(cluster.hosts, cluster.task))
     assert list(config.device_filters) == ["/job:worker/task:1"]

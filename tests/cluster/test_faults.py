@@ -117,10 +117,9 @@ def test_a_host_that_never_starts_is_named(missing):
         ({"width": 7}, "gradient 0: a: float32 [5, 7] there"),
         ({"name": "bias"}, "gradient 1: bias: float32 [5, 3] there"),
         ({"algorithm": "tree"}, "layout: tree, 1 chunk"),
-        ({"cluster": {"communication": "nccl"}}, "(hier_allreduce), communication: nccl there"),
-        ({"cluster": {"devices_per_host": 3}}, "devices_per_host: 3 there"),
+        ({"towers": 3}, "devices: 3 there"),
     ],
-    ids=["shape", "variables", "plan", "engine", "devices"],
+    ids=["shape", "variables", "plan", "devices"],
 )
 def test_hosts_that_build_another_graph_are_named(options, words):
     with job("train", 3, each={1: options}) as hosts:
@@ -240,8 +239,7 @@ def test_hosts_that_compare_nothing_may_differ():
 
 @pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
 def test_hosts_with_one_update_may_build_other_ops(update):
-    options = {"update": update, "unknown_shapes": True}
-    with job("train", 2, each={0: {"more_ops": 3}}, **options) as hosts:
+    with job("train", 2, each={0: {"more_ops": 3}}, update=update) as hosts:
         assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
 
 
@@ -267,14 +265,14 @@ def test_a_session_for_each_epoch_has_all_steps_of_all_epochs():
 
 
 def test_a_host_may_be_a_step_ahead_of_others_if_nothing_crosses():
-    with job("fed", 2, fed=[None, [1], None, [1]], each={1: {"wait_at": 1}}) as hosts:
+    with job("fed", 2, fed=[False, True, False, True], each={1: {"wait_at": 1}}) as hosts:
         hosts[0].until(2)
         hosts[1].go_on()
         assert [host.facts() for host in hosts] == [[[1.0], [4.0], [1.0], [4.0]]] * 2
 
 
 def test_a_step_during_another_threads_step_is_an_error():
-    with job("fed", 2, fed=[[1]], each={0: {"threads": 2}, 1: {"wait_at": "open"}}) as hosts:
+    with job("fed", 2, fed=[True], each={0: {"threads": 2}, 1: {"wait_at": "open"}}) as hosts:
         hosts[0].until("an error")
         hosts[1].go_on()
         (result, error), (same,) = (host.facts() for host in hosts)

@@ -13,7 +13,8 @@ from hier_allreduce import Cluster, ClusterError, allreduce_grads
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 devices = ["/cpu:0", "/cpu:1"]
-cluster = Cluster(sys.argv[2:], int(sys.argv[1]), len(devices))
+cluster = Cluster(sys.argv[2:], int(sys.argv[1]))
+config = tf1.ConfigProto(device_count={"CPU": len(devices)})
 own = f"./host{cluster.task}"
 """
 
@@ -45,7 +46,7 @@ def test_another_number_of_variables_is_an_error_before_the_first_step(tmp_path)
 if cluster.task == 1:
     tf1.get_variable("extra", [3])
 try:
-    cluster.session()
+    cluster.session(config=config)
 except ClusterError as error:
     print(error)
 """
@@ -58,7 +59,7 @@ except ClusterError as error:
 
 def test_a_step_may_run_before_any_variable_has_a_value(tmp_path):
     program = """
-with cluster.session() as session:
+with cluster.session(config=config) as session:
     print(session.run(rows[1][0]))
 """
     assert printed(TRAINING + program, tmp_path) == ["[4. 8.]"] * 2
@@ -66,12 +67,12 @@ with cluster.session() as session:
 
 def test_a_variable_made_after_the_first_session_is_compared_in_the_next_one(tmp_path):
     program = """
-with cluster.session() as session:
+with cluster.session(config=config) as session:
     session.run(w.initializer)
     session.run(trained)
 late = tf1.get_variable("late", initializer=float(cluster.task))
 try:
-    with cluster.session() as session:
+    with cluster.session(config=config) as session:
         session.run([w.initializer, late.initializer])
         session.run(trained)
 except ClusterError as error:
@@ -87,7 +88,7 @@ def test_a_finalized_graph_without_an_all_reduce_can_run(tmp_path):
 with tf.Graph().as_default() as evaluation:
     v = tf1.get_variable("v", initializer=1.5)
     evaluation.finalize()
-with cluster.session(evaluation) as session:
+with cluster.session(evaluation, config) as session:
     session.run(v.initializer)
     print(session.run(v))
 """
@@ -97,13 +98,13 @@ with cluster.session(evaluation) as session:
 def test_a_graph_that_was_trained_and_imported_trains_on(tmp_path):
     """In the same process, and in another one that adds an all-reduce, which gets a new number."""
     program = """
-with cluster.session() as session:
+with cluster.session(config=config) as session:
     session.run(w.initializer)
     print(session.run(trained))
     saver.save(session, own, write_state=False)
 with tf.Graph().as_default():
     saver = tf1.train.import_meta_graph(own + ".meta")
-    with cluster.session() as session:
+    with cluster.session(config=config) as session:
         saver.restore(session, own)
         print(session.run("trained:0"))
 """
@@ -112,7 +113,7 @@ with tf.Graph().as_default():
 saver = tf1.train.import_meta_graph(own + ".meta")
 y = tf1.placeholder_with_default([1.0, 2.0, 3.0], [3])
 more = allreduce_grads([[y], [y]], devices, cluster=cluster)
-with cluster.session() as session:
+with cluster.session(config=config) as session:
     saver.restore(session, own)
     print(*session.run(["trained:0", more[0][0]]))
 """

@@ -1,4 +1,6 @@
-"""Updates on GPUs: which of them TensorFlow moves to the CPU, and which copy to the host."""
+"""Updates on GPUs: which of them have kernels there, and which copy to the host."""
+
+import re
 
 import pytest
 import tensorflow as tf
@@ -6,7 +8,7 @@ from emulated_gpu import plugin
 from helpers.graphs import gpus_or_cpus, on_towers, session, tf1
 from helpers.real_gpus import ARE_EMULATED
 
-from hier_allreduce import AuditError, Strategy, TowerOptimizer, audit
+from hier_allreduce import Strategy, TowerOptimizer
 
 pytestmark = pytest.mark.skipif(not ARE_EMULATED, reason="needs emulated GPUs")
 train = tf1.train
@@ -38,13 +40,17 @@ def step_of(make, **options):
     return optimizer.apply_gradients(on_towers(gpus_or_cpus(2), row)), optimizer.init_op
 
 
-def audited(step, start):
+def updates_elsewhere(step, start):
+    """Run a step; return the ops that update variables, and ran on no GPU."""
     options, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
     with session() as running:
         running.run(tf1.global_variables_initializer())
         running.run(start)
         running.run(step, options=options, run_metadata=seen)
-    return audit(seen)
+    nodes = [node for part in seen.partition_graphs for node in part.node]
+    updates = [node for node in nodes if re.match("Resource(Sparse)?(Apply|Scatter)", node.op)]
+    assert len(updates) >= 1
+    return [node.op for node in updates if "GPU" not in node.device]
 
 
 @UPDATES
@@ -53,29 +59,21 @@ def test_a_sparse_update_without_a_kernel_is_tensorflows_error(graph, op_type, u
     step, start = step_of(WITHOUT_KERNEL[op_type], update=update)
     words = rf"(?s)Cannot assign a device.*{op_type}"
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-        audited(step, start)
-
-
-@pytest.mark.no_gpu_kernel("ResourceSparseApplyMomentum")
-@UPDATES
-def test_the_audit_finds_an_update_that_left_its_tower(graph, update):
-    step, start = step_of(WITHOUT_KERNEL["ResourceSparseApplyMomentum"], update=update)
-    with pytest.raises(AuditError, match="an update left its tower"):
-        audited(step, start)
+        updates_elsewhere(step, start)
 
 
 @UPDATES
 @pytest.mark.parametrize("name", WITH_KERNEL)
 def test_other_sparse_updates_stay_on_their_gpu(graph, name, update):
     step, start = step_of(WITH_KERNEL[name], update=update)
-    assert audited(step, start).calls
+    assert updates_elsewhere(step, start) == []
 
 
 @UPDATES
 def test_rows_made_dense_let_momentum_stay_on_its_gpu(graph, update):
     momentum = WITHOUT_KERNEL["ResourceSparseApplyMomentum"]
     step, start = step_of(momentum, update=update, strategy=Strategy(sparse="dense"))
-    assert audited(step, start).calls
+    assert updates_elsewhere(step, start) == []
 
 
 @UPDATES

@@ -53,6 +53,11 @@ def test_a_size_that_is_not_known_is_said(graph, lines):
     assert lines()[0].endswith("flat, 1 chunk; 0 B and 1 tensor of unknown size in float64")
 
 
+def test_devices_that_are_not_known_have_no_kind(graph, lines):
+    allreduce_grads([[tf.zeros([31])]] * 2, [None, gpus_or_cpus(1)[0]], strategy="flat")
+    assert lines() == ["2 towers: flat, 1 chunk; 124 B in float32"]
+
+
 def slices(count, height, dtype="float32"):
     shape = tf.constant([height, 2], tf.int64)
     values = tf1.placeholder(dtype, [count, 2])

@@ -162,6 +162,13 @@ GRADIENTS: dict = {
         "values of shape (3, 2) and indices of shape (2,)",
         "one index for",
     ),
+    "slices that are scalars": (
+        1,
+        0,
+        lambda: slices((), ()),
+        "indices of shape ()",
+        "one index for",
+    ),
     "indices in an array": (
         1,
         0,
@@ -400,6 +407,41 @@ def test_variables_in_another_order_on_a_tower_are_an_error(graph, names):
     )
     in_one_order = [sorted(row, key=lambda pair: pair[1].name) for row in pairs]
     assert len(allreduce_grads_and_vars(in_one_order, gpus_or_cpus(2))) == 2
+
+
+def test_the_order_counts_inside_a_branch(graph):
+    names = [["dense/k", "dense_1/k"], ["dense_3/k", "dense_2/k"]]
+    pairs = named(names, made_in_order_of=sorted)
+
+    def branch():
+        words = ["tower 1 (/cpu:1), variable 0 ('dense_3/k')", IN_ORDER]
+        raises(words, allreduce_grads_and_vars, pairs, gpus_or_cpus(2))
+        return tf.constant(0)
+
+    tf.cond(tf1.placeholder_with_default(True, []), branch, lambda: tf.constant(1))
+
+
+@pytest.mark.tf2
+@pytest.mark.parametrize("names", ["wb", "ww"])
+def test_the_order_of_eager_variables_counts(names):
+    def reduce(order):
+        rows = [[(tf.zeros([2]), towers[0][n]) for n in (0, 1)]]
+        rows.append([(tf.zeros([2]), towers[1][n]) for n in order])
+        return allreduce_grads_and_vars(rows, gpus_or_cpus(2))[0][0][0]
+
+    towers = []
+    for number in range(2):
+        towers.append([tf.Variable(tf.zeros([2]), name=f"{name}{number}") for name in names])
+    for call in (reduce, tf.function(reduce, autograph=False)):
+        assert call((0, 1)).shape == [2]
+        with pytest.raises(HierAllreduceError, match=f"tower 1 .*, variable 0 .*{IN_ORDER}"):
+            call((1, 0))
+
+
+@pytest.mark.parametrize("names", [[["t0/a", "t0/b"], ["t1/a", "t1/a"]], [["a", "b"], ["c", "c"]]])
+def test_a_variable_in_the_place_of_another_one_is_an_error(graph, names):
+    words = ["tower 1 (/cpu:1), variable 1", "tower 0 has 'b' there", IN_ORDER]
+    raises(words, allreduce_grads_and_vars, named(names), gpus_or_cpus(2))
 
 
 def test_the_first_variable_in_another_order_is_named(graph):

@@ -474,8 +474,8 @@ class SameSums(SharedOps):
 
 class Hosts(Cluster):
     def __init__(self):
-        super().__init__(["a:1", "b:1", "c:1"], task=0, devices_per_host=2)
-        same_sums = SameSums(Job(self.hosts, self.task), self.devices_per_host, "ring")
+        super().__init__(["a:1", "b:1", "c:1"], task=0)
+        same_sums = SameSums(Job(self.hosts, self.task))
         self.ops = same_sums
         self.facts = same_sums.facts
 

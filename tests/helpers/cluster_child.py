@@ -37,8 +37,12 @@ DTYPES = ["float32"] * 5 + ["float64", "float16", "bfloat16", "int32", "uint8"]
 SHAPES = [(4, 3), (7,), (), (0, 3), (300, 70), (2, 2), (5,), (5,), (6,), (3, 1)]
 
 
-def devices_of(cluster):
-    return [f"/{XPU}:{k}" for k in range(cluster.devices_per_host)]
+def devices_of(options):
+    return [f"/{XPU}:{k}" for k in range(options["towers"])]
+
+
+def session_of(cluster, options):
+    return cluster.session(config=tf1.ConfigProto(device_count={"CPU": options["towers"]}))
 
 
 def tower_row(tower):
@@ -49,7 +53,7 @@ def tower_row(tower):
 
 def sums(cluster, options, reach):
     """Sum all kinds of gradients; return every tower's results, the collectives and the audit."""
-    devices = devices_of(cluster)
+    devices = devices_of(options)
     rows = []
     with tf.Graph().as_default() as graph:
         for tower, device in enumerate(devices):
@@ -72,7 +76,7 @@ def sums(cluster, options, reach):
             ),
         }
         fetches = {name: list(map(without_none, result)) for name, result in built.items()}
-        with cluster.session() as session:
+        with session_of(cluster, options) as session:
             asked = tf1.RunOptions(output_partition_graphs=True)
             seen = tf1.RunMetadata()
             values = session.run(fetches, options=asked, run_metadata=seen)
@@ -95,15 +99,15 @@ def sums(cluster, options, reach):
 
 
 def fed(cluster, options, reach):
-    """Add up ones of the shapes in ``fed``, step by step, in one thread or two.
+    """Add up ones in the steps for which ``fed`` is true, in one thread or two.
 
-    In a step with None nothing crosses.
+    In the others nothing crosses.
     """
     tf1.disable_control_flow_v2()
-    devices = devices_of(cluster)
+    devices = devices_of(options)
     results = []
     with tf.Graph().as_default():
-        x = tf1.placeholder(tf.float32, options.get("declared"), name="w")
+        x = tf1.placeholder(tf.float32, [1])
         crosses = tf1.placeholder(tf.bool, [])
         rows = [[x + 0.0] for _ in devices]
         total = tf1.cond(
@@ -117,10 +121,10 @@ def fed(cluster, options, reach):
                 reach("an error")
                 return str(error)
 
-        with cluster.session() as session, futures.ThreadPoolExecutor(2) as pool:
+        with session_of(cluster, options) as session, futures.ThreadPoolExecutor(2) as pool:
             reach("open")
-            for step, shape in enumerate(options["fed"]):
-                feed = {x: np.ones(shape or [1]), crosses: shape is not None}
+            for step, is_crossing in enumerate(options["fed"]):
+                feed = {x: [1.0], crosses: is_crossing}
                 results += sorted(pool.map(run, [feed] * options.get("threads", 1)), key=str)
                 reach(step)
     return results
@@ -160,8 +164,6 @@ def model(cluster, devices, options):
                 )
             )
             grads = tf1.gradients(losses[-1], [a, b])
-            if options.get("unknown_shapes"):
-                grads = [tf1.placeholder_with_default(grad, None) for grad in grads]
             rows.append(list(zip(grads, [a, b])))
     choices: dict = {
         "strategy": options.get("algorithm", "flat"),
@@ -187,12 +189,12 @@ def train(cluster, options, reach):
         # A host may build more than others, and its ops then have other names.
         for number in range(options.get("more_ops", 0)):
             tf.constant(float(number), name="Momentum/learning_rate")
-        built = model(cluster, devices_of(cluster), options)
+        built = model(cluster, devices_of(options), options)
         number, loss, train_op, start, towers, hook = built
         hook.begin()
         saver = tf1.train.Saver(tf1.global_variables())
         reach("built")
-        with cluster.session() as session:
+        with session_of(cluster, options) as session:
             session.run(tf1.global_variables_initializer())
             if options.get("restore"):
                 saver.restore(session, options["restore"])
@@ -227,11 +229,9 @@ def epochs(cluster, options, reach):
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
         batch = tf.cast(batches.get_next(), tf.float32)
-        rows = allreduce_grads(
-            [[batch]] * cluster.devices_per_host, devices_of(cluster), cluster=cluster
-        )
+        rows = allreduce_grads([[batch]] * options["towers"], devices_of(options), cluster=cluster)
         for count in options["epochs"]:
-            with cluster.session() as session:
+            with session_of(cluster, options) as session:
                 for _ in range(count):
                     session.run(
                         batches.initializer
@@ -251,7 +251,7 @@ def tensorpack(cluster, options, reach):
     from helpers import tensorpack_child as child
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    towers = cluster.devices_per_host
+    towers = options["towers"]
     folder = options["folder"]
     tp.utils.logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
 
@@ -267,7 +267,7 @@ def tensorpack(cluster, options, reach):
     rates: Any = [child.Slower(), child.Rates()] if options.get("slower") else []
     spoiler = [child.Spoil()] if options.get("spoil") else []
     trained = child.train(
-        HierarchicalTrainer(devices_of(cluster), cluster=cluster, **choices),
+        HierarchicalTrainer(devices_of(options), cluster=cluster, **choices),
         options["optimizer"],
         data=tp.QueueInput(tp.dataflow.DataFromGenerator(share)),
         epochs=options.get("epochs", first),

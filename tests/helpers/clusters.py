@@ -100,7 +100,8 @@ def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
 
     Args:
         each: ``{task: options}`` for some hosts only.
-        devices, timeout: of each host's Cluster.
+        devices: the number of towers of each host.
+        timeout: of each host's Cluster.
         options: the scenario's, for all hosts; ``"cluster"`` has more arguments of their Cluster.
     """
     addresses = free_addresses(hosts)
@@ -108,12 +109,8 @@ def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
     try:
         for task in range(hosts):
             host_options = {**options, **(each or {}).get(task, {})}
-            arguments = {
-                "hosts": addresses,
-                "task": task,
-                "devices_per_host": devices,
-                "timeout": timeout,
-            }
+            host_options.setdefault("towers", devices)
+            arguments = {"hosts": addresses, "task": task, "timeout": timeout}
             arguments.update(host_options.pop("cluster", {}))
             started.append(Host(scenario, arguments, host_options))
         yield started

@@ -72,7 +72,7 @@ def all_reduce(kind, device, towers, hosts=1, **how):
     for tower, name in enumerate(devices):
         with tf1.device(name):
             grads.append(KINDS[kind](tower))
-    cluster = Cluster(HOSTS, 0, towers) if hosts == 2 else None
+    cluster = Cluster(HOSTS, 0) if hosts == 2 else None
     strategy = Strategy(missing="zeros", **how)
     average = kind in ("dense", "sixteen bit")
     allreduce_grads(grads, devices, average, strategy, cluster=cluster)

@@ -159,15 +159,12 @@ class Model(tp.ModelDesc):
 
 
 class Look(tp.Callback):
-    """The values of all variables before the first step, before each epoch, and at the end."""
+    """The values of all variables in the first step of each epoch, and at the end."""
 
     before = after = None
 
     def _setup_graph(self):
         self.epochs = []
-
-    def _before_epoch(self):
-        self.epochs.append(self._read())
 
     def _read(self):
         variables = tf1.global_variables() + tf1.local_variables()
@@ -175,7 +172,9 @@ class Look(tp.Callback):
         return {v.op.name: np.asarray(value).tolist() for v, value in zip(variables, values)}
 
     def _before_run(self, _):
-        self.before = self.before or self._read()
+        if self.trainer.local_step == 0:
+            self.epochs.append(self._read())
+            self.before = self.epochs[0]
 
     def _after_train(self):
         self.after = self._read()

@@ -122,7 +122,7 @@ def all_reduces(name: str) -> List[AllReduce]:
 
 def sent(name: str, schedule: Sequence[Any], elements: Optional[int]) -> SentTensor:
     """Return the record of a chunk in float32."""
-    return SentTensor(name, (), tuple(schedule), elements, "float32", is_sparse=False, copied="")
+    return SentTensor(name, (), tuple(schedule), elements, "float32", False, copied="", held={})
 
 
 def built_as(scope: str, devices: Sequence[Any], tensors: Sequence[SentTensor]) -> AllReduce:
@@ -135,5 +135,4 @@ def built_as(scope: str, devices: Sequence[Any], tensors: Sequence[SentTensor]) 
         tensors=tuple(tensors),
         description="",
         edges=(),
-        plan="",
     )

@@ -1,6 +1,7 @@
 """copy_check: which copy it names, which steps it is part of, and that others do not know it."""
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -97,6 +98,13 @@ def test_a_checked_step_is_audited(graph):
     assert not audited.skipped and sum(audited.copies.values()) > 0
 
 
+def nodes_of(running, step, feeds=None):
+    """Return the nodes that a step executes."""
+    options, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+    running.run(step, feeds, options=options, run_metadata=seen)
+    return [node for partition in seen.partition_graphs for node in partition.node]
+
+
 def executed_nodes(step):
     """Return what a step executes, without the numbers of what TensorFlow adds to it."""
     edge = re.compile(r"edge_\d+_|_\d+__cf__\d+|__cf__\d+|/_\d+")
@@ -117,6 +125,18 @@ def test_a_step_without_a_check_executes_the_same(graph):
     before = executed_nodes(step)
     check = copy_check(step)
     assert executed_nodes(step) == before != executed_nodes([step, check.fingerprints])
+
+
+def test_each_tower_reads_what_it_got(graph):
+    """TensorFlow may prune a copy, and a reader elsewhere would then get the source."""
+    step = consumed_step()
+    check = copy_check(step)
+    (built,) = all_reduces()
+    with session() as running:
+        nodes = nodes_of(running, [step, check.fingerprints])
+    reads = [node for node in nodes if node.op == "Reshape" and node.name.startswith(SCOPE)]
+    towers = Counter(built.tower_at(node.device) for node in reads)
+    assert towers == dict.fromkeys(range(TOWERS), len(built.tensors))
 
 
 def test_a_check_adds_few_ops_for_each_copy(graph):
@@ -151,9 +171,7 @@ def train_op(scope, **options):
 
 def checked_in(running, step, feeds):
     """Run a step and return whether copies were compared in it."""
-    options, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
-    running.run(step, feeds, options=options, run_metadata=seen)
-    nodes = [node for partition in seen.partition_graphs for node in partition.node]
+    nodes = nodes_of(running, step, feeds)
     return any(node.op == "Fingerprint" and node.name.startswith(SCOPE) for node in nodes)
 
 

@@ -108,7 +108,7 @@ def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
 
 
 def after(make, count, steps=4, targets=None, **options):
-    """Return each tower's variables after some steps, with their largest difference."""
+    """Return each tower's variables after some steps, after which all are equal."""
     with tf.Graph().as_default():
         strategy = Strategy(chunk_bytes=0)  # so that variables have several roots
         optimizer = TowerOptimizer(make(), gpus_or_cpus(count), strategy=strategy, **options)
@@ -118,7 +118,8 @@ def after(make, count, steps=4, targets=None, **options):
             for _ in range(steps):
                 sess.run(op)
             values = sess.run(variables_of(rows))
-            return np.array(values), optimizer.check_replicas(sess).variables
+            optimizer.check_replicas(sess)
+            return np.array(values)
 
 
 WITHOUT_KERNEL = {
@@ -137,9 +138,8 @@ def marked(name):
 
 def check_training(make, update):
     """Three towers train like one device, and the steps change something."""
-    (alone,), _ = after(make, 1, targets=[3.0])
-    values, difference = after(make, 3, update=update)
-    assert difference == ()
+    (alone,) = after(make, 1, targets=[3.0])
+    values = after(make, 3, update=update)
     assert np.abs(values - alone).max() <= 1e-6
     assert np.abs(alone - 1).max() > 1e-4
 
@@ -173,7 +173,7 @@ def test_an_optimizer_may_keep_what_it_does_not_use_or_takes_of_all_towers(graph
     optimizer = TowerOptimizer(Polyak(where), gpus_or_cpus(3))
     op = optimizer.apply_gradients(towers(optimizer, 3))
     with started(optimizer.init_op, op) as sess:
-        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+        optimizer.check_replicas(sess)
 
 
 class Resets(tf.compat.v1.train.GradientDescentOptimizer):
@@ -320,7 +320,7 @@ def test_a_loss_scale_is_adapted_once_a_step():
             for _ in range(2):
                 sess.run(op)
             assert sess.run(now) == 1024 and (sess.run(rows[2][0][1]) != before).all()
-            assert optimizer.check_replicas(sess).variables == ()
+            optimizer.check_replicas(sess)
 
 
 @pytest.mark.skipif(IS_TF2, reason="tf.contrib")
@@ -335,9 +335,8 @@ def test_an_optimizer_that_contribs_multitask_wrapper_patches_trains_alike():
     from tensorflow.contrib.opt import MultitaskOptimizerWrapper
 
     make = lambda: MultitaskOptimizerWrapper(train.MomentumOptimizer(0.1, 0.9))._opt  # noqa: E731
-    (alone,), _ = after(make, 1, targets=[3.0])
-    values, difference = after(make, 3)
-    assert difference == () and np.abs(values - alone).max() <= 1e-6
+    (alone,) = after(make, 1, targets=[3.0])
+    assert np.abs(after(make, 3) - alone).max() <= 1e-6
 
 
 def test_one_adam_in_two_train_ops_is_refused_but_trains_once(graph):
@@ -354,7 +353,7 @@ def test_one_adam_in_two_train_ops_is_refused_but_trains_once(graph):
     with started(once.init_op) as sess:
         for _ in range(3):
             sess.run(ops)
-        assert str(once.check_replicas(sess)) == "all towers are equal"
+        once.check_replicas(sess)
 
 
 @pytest.mark.parametrize("make", [lambda: train.MomentumOptimizer(0.1, 0.9), adam])
@@ -373,9 +372,10 @@ def test_slots_of_all_towers_are_made_equal(make, scope):
         with started() as sess:
             slots = [var for var in state if "beta" not in var.op.name]
             sess.run([var.assign(var + index) for index, var in enumerate(slots)])
-            assert optimizer.check_replicas(sess).variables
+            with pytest.raises(HierAllreduceError, match="tower 1 differs from tower 0 in"):
+                optimizer.check_replicas(sess)
             sess.run(optimizer.init_op)
-            assert optimizer.check_replicas(sess).variables == ()
+            optimizer.check_replicas(sess)
             sess.run(op)
             assert (sess.run(rows[0][0][1]) == sess.run(rows[1][0][1])).all()
 
@@ -482,7 +482,7 @@ def test_whatever_an_optimizer_chooses_is_as_on_one_device(name, scope):
                 for _ in range(3):
                     sess.run(op)
                 variables[count] = np.array(sess.run(variables_of(rows)))
-                assert optimizer.check_replicas(sess).variables == ()
+                optimizer.check_replicas(sess)
             names[count] = {var.op.name for var in tf1.global_variables()}
     np.testing.assert_allclose(variables[3], np.repeat(variables[1], 3, axis=0), rtol=1e-6)
     assert len(np.unique(variables[1][0, :, 0])) > 1  # the choice matters
@@ -514,7 +514,7 @@ def test_arguments_of_the_optimizer_name_each_towers_variables(update, container
                 gamma, dense, _ = sess.run([var for _, var in rows[1]])
                 # The gradient is 0.1 (1 - 3) = -0.2 and the rate 0.1. dense/w is halved first.
                 assert gamma[0] == pytest.approx(1.02) and dense[0] == pytest.approx(0.52)
-                assert optimizer.check_replicas(sess).variables == ()
+                optimizer.check_replicas(sess)
 
 
 @pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.1), lambda: Lamb(0.1)])
@@ -528,4 +528,4 @@ def test_a_scope_set_to_reuse_does_not_forbid_slots(graph, make, outer):
         with pytest.raises(ValueError, match="does not exist"):
             tf1.get_variable("another", [])  # the scope is as it was
     with started(optimizer.init_op, op) as sess:
-        assert optimizer.check_replicas(sess).variables == ()
+        optimizer.check_replicas(sess)

@@ -113,7 +113,7 @@ def trained(case, towers):
         with started(*spoilt, optimizer.init_op) as sess:
             for _ in range(3):
                 sess.run(op)
-            assert optimizer.check_replicas(sess).variables == ()
+            optimizer.check_replicas(sess)
             used = []
             for row in rows:
                 used.append([var for grad, var in row if grad is not None])

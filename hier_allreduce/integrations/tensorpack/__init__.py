@@ -3,7 +3,6 @@
 Importing this module imports tensorpack, which sets environment variables and patches TensorFlow.
 """
 
-from .accumulation import OrderedAccumGrad
 from .trainer import HierarchicalTrainer
 
-__all__ = ["HierarchicalTrainer", "OrderedAccumGrad"]
+__all__ = ["HierarchicalTrainer"]

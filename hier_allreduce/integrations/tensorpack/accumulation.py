@@ -14,33 +14,26 @@ from ...graph.rows import grads_in, variables_in
 from ...training.towers import Pairs
 
 
-class OrderedAccumGrad(ProxyOptimizer):
+class OrderedAccumGrad(AccumGradOptimizer):
     """tensorpack's ``AccumGradOptimizer``, but reading its counter after it has counted the step.
 
     tensorpack's reads the counter while the same step advances it. Now and then it applies the sums
-    a step too early, or skips a step. As each tower has a counter, the towers then diverge. The
-    variables and their names are the same.
-
-    Args:
-        opt: the optimizer that gets the sums.
-        niter: the number of steps in a sum.
-
-    Raises:
-        HierAllreduceError: ``niter`` is no number of steps.
+    a step too early, or skips a step. The variables and their names are the same.
     """
-
-    def __init__(self, opt: Any, niter: int):
-        self._niter = whole_number(niter, "niter", least=1)
-        super().__init__(opt, "AccumGrad")
 
     def apply_gradients(
         self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Add N gradients to their sums; each ``niter``-th step applies and clears the sums."""
+        """Add N gradients to their sums; each ``niter``-th step applies and clears the sums.
+
+        Raises:
+            HierAllreduceError: ``niter`` is no number of steps.
+        """
+        steps_of_sum = whole_number(self._niter, "niter", least=1)
         pairs = FilterNoneGrad().process(grads_and_vars)
         variables = variables_in(pairs)
         with tf.control_dependencies(None):
-            sums = [self._zeros_slot(var, "accum", self._name) for var in variables]
+            sums = self._create_accum_slots(variables)
             with tf1.variable_scope(self._name), tf.device("/cpu:0"):
                 counter = tf1.Variable(
                     0, name="counter", trainable=False, dtype=tf.int32, use_resource=True
@@ -57,8 +50,8 @@ class OrderedAccumGrad(ProxyOptimizer):
             added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(pairs))]
             with tf.control_dependencies([*added, counter.assign_add(1)]):
                 # The read comes after the step was counted, because nothing else orders the two.
-                steps_of_sum = counter.read_value() % self._niter
-                applied = tf.cond(tf.equal(steps_of_sum, 0), apply_sums, tf.no_op)
+                is_last = tf.equal(counter.read_value() % steps_of_sum, 0)
+                applied = tf.cond(is_last, apply_sums, tf.no_op)
             with tf.control_dependencies([applied]):
                 if global_step is None:
                     return tf.no_op(name)

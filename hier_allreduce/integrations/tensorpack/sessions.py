@@ -60,23 +60,18 @@ def creator_for_hosts(creator: Any, cluster: Cluster, devices: Sequence[str]) ->
             f"{type(creator).__name__} makes a session that does not know the other hosts; omit"
             " session_creator, or use NewSessionCreator(config=…)"
         )
-    return _ClusterSessionCreator(cluster, creator_for_towers(creator, devices).config)
+    creator = creator_for_towers(creator, devices)
 
-
-class _ClusterSessionCreator(tf1.train.SessionCreator):
-    """Creates the cluster's session, and initializes all variables in it."""
-
-    def __init__(self, cluster: Cluster, config: Any):
-        self._cluster = cluster
-        self._config = config
-
-    def create_session(self) -> Any:
+    def create_session() -> Any:
         # Local variables are initialized too, because all towers but the first have local ones.
         initializers = [
             tf1.global_variables_initializer(),
             tf1.local_variables_initializer(),
             tf1.tables_initializer(),
         ]
-        session = self._cluster.session(tf1.get_default_graph(), self._config)
+        session = cluster.session(tf1.get_default_graph(), creator.config)
         session.run(initializers)
         return session
+
+    creator.create_session = create_session
+    return creator

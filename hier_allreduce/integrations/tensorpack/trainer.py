@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import chain
-from numbers import Number
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
 
 from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
-from tensorpack.tfutils.sesscreate import NewSessionCreator
+from tensorpack.tfutils.common import get_global_step_var
+from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
 from tensorpack.train import SingleCostTrainer
 
 from ... import configs
@@ -26,7 +26,6 @@ from ...training.replicas import by_names, columns_of, kept, written_on
 from ...training.towers import Column, Pairs, Towers
 from ...training.update import update_towers
 from .accumulation import with_ordered_accumulation
-from .copies import CopyBeforeSteps, broadcast_to_hosts, set_on_all_towers
 from .sessions import creator_for_hosts, creator_for_towers
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
@@ -58,7 +57,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on
     every host::
 
-        cluster = Cluster.from_environment(devices_per_host=8)        # TF_CONFIG or Slurm
+        cluster = Cluster.from_environment()        # TF_CONFIG or Slurm
         launch_train_with_config(config, HierarchicalTrainer(8, cluster=cluster))
 
     Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is
@@ -112,15 +111,14 @@ class HierarchicalTrainer(SingleCostTrainer):
         """
         # A number stands for that many GPUs, as for tensorpack's trainer.
         if configs.is_whole_number(devices) and devices > 0:
-            devices = list(range(devices))
-        if isinstance(devices, (Number, str)):
+            devices = range(devices)
+        if isinstance(devices, str) or not isinstance(devices, Iterable):
             raise HierAllreduceError(
                 f"HierarchicalTrainer({devices!r}): expected the number of GPUs, such as 8, or a"
                 " list of devices, such as ['/gpu:0', '/gpu:2']"
             )
-        if isinstance(devices, (list, tuple)) or getattr(devices, "ndim", False):
-            is_id = configs.is_whole_number
-            devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
+        is_id = configs.is_whole_number
+        devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
         self.devices = list(device_strings(devices))
         scopes = tuple(f"tower{k}" if k else "" for k in range(len(self.devices)))
         steps = broadcast_every, check_replicas_every
@@ -195,27 +193,37 @@ class HierarchicalTrainer(SingleCostTrainer):
         ready = Towers(completed, self.devices, self._options, scope, "tensorpack")
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
-            self.train_op = update_towers(optimizer, ready)
-        hosts = self._options.hosts
-        callbacks = self._syncing() if len(self.devices) * hosts > 1 else []
-        if self.cluster is None or hosts == 1:
-            return callbacks
-        across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
-        # By default a callback runs on the chief only, but its ops wait for all hosts.
-        return [callback.set_chief_only(False) for callback in [across, *callbacks]]
+            self.train_op = update_towers(optimizer, ready, {})
+        self._copies = self._copies_before_steps()
+        _load_on_all_towers(columns_of(self.devices))
+        return []
 
-    def _syncing(self) -> List[Callback]:
-        """Return the callbacks that copy tower 0's variables to the others, and compare towers."""
-        with tf1.name_scope("sync_variables"):
-            sync = broadcast(columns_of(self.devices), self.devices)
-        every = self._options.broadcast_every
-        copies = CopyBeforeSteps(sync, self.BROADCAST_EVERY_EPOCH, every, "SyncVariables")
-        return [copies, _CompareTowers(self._options, self.devices)]
+    def _copies_before_steps(self) -> List[Any]:
+        """Return ops: the chief's variables go to all hosts, and then tower 0's to the others."""
+        ops = []
+        cluster: Any = self.cluster
+        if self._options.hosts > 1:
+            get_global_step_var()  # creates it if necessary
+            # The variables of now are the same on all hosts: the chief's callbacks may add some.
+            ops.append(cluster.broadcast(tf1.global_variables()))
+        if len(self.devices) > 1:
+            with tf1.name_scope("sync_variables"):
+                ops.append(broadcast(columns_of(self.devices), self.devices))
+        return ops
 
-    def setup_callbacks(self, callbacks: Any, monitors: Any) -> None:
-        """Set up callbacks as tensorpack does; schedules set a variable of all towers."""
-        super().setup_callbacks(callbacks, monitors)
-        set_on_all_towers(self._callbacks.cbs, columns_of(self.devices))
+    def initialize_hooks(self) -> None:
+        """Create the session of the steps, which copies and compares: tensorpack's hook."""
+        hooks = self._callbacks.get_hooks()
+        if self._copies:
+            # What callbacks set at an epoch's end is copied before the first step of the next one.
+            begins_epoch = lambda: self.BROADCAST_EVERY_EPOCH and self.local_step == 0  # noqa: E731
+            hooks.insert(0, TowersHook(self._options, self._comparison, begins_epoch))
+        creator = ReuseSessionCreator(self.sess)
+        self.hooked_sess = tf1.train.MonitoredSession(creator, hooks)
+
+    def _comparison(self) -> Any:
+        # Moving averages stay out, because tensorpack updates them on tower 0 only.
+        return comparison(written_on(self.devices), self.devices), self._copies
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
@@ -230,8 +238,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and
                 the creator is not a ``NewSessionCreator``.
         """
-        if self.cluster is not None and self._options.hosts > 1:
-            session_creator = creator_for_hosts(session_creator, self.cluster, self.devices)
+        cluster: Any = self.cluster
+        if self._options.hosts > 1:
+            session_creator = creator_for_hosts(session_creator, cluster, self.devices)
         elif isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
         super().initialize(session_creator, session_init)
@@ -257,22 +266,18 @@ def _with_missing_pairs(rows: Sequence[Pairs], columns: Sequence[Column]) -> Lis
     return completed
 
 
-class _CompareTowers(Callback):
-    """Ends the training with an error if towers differ, or what is copied arrives as other bits.
+def _load_on_all_towers(columns: Sequence[Column]) -> None:
+    """Let what callbacks load into a variable of tower 0, as setters of a rate do, reach all."""
+    for first, *others in columns:
 
-    It is the hook of tower code; tensorpack's HookToCallback fails in TensorFlow 2.
-    """
+        def load(
+            value: Any,
+            session: Any = None,
+            load_on_tower_0: Any = first.load,
+            copies: Sequence[Any] = tuple(others),
+        ) -> None:
+            load_on_tower_0(value, session)
+            for var in copies:
+                var.load(value, session)
 
-    def __init__(self, options: Options, devices: Sequence[Any]):
-        # Moving averages stay out, because tensorpack updates them on tower 0 only.
-        build = lambda: (comparison(written_on(devices), devices), None)  # noqa: E731
-        self._hook = TowersHook(options._replace(broadcast_every=0), build)
-
-    def _setup_graph(self) -> None:
-        self._hook.begin()
-
-    def _before_run(self, ctx: Any) -> Any:
-        return self._hook.before_run(ctx)
-
-    def _after_run(self, run_context: Any, run_values: Any) -> None:
-        self._hook.after_run(run_context, run_values)
+        first.load = load

@@ -108,7 +108,7 @@ def test_a_function_of_the_program_is_told_by_its_text(run):
 SEVERAL_HOSTS = """
 import hier_allreduce, tensorflow as tf
 with tf.Graph().as_default():
-    cluster = hier_allreduce.Cluster(["localhost:1", "localhost:2"], 0, 1)
+    cluster = hier_allreduce.Cluster(["localhost:1", "localhost:2"], 0)
     hier_allreduce.allreduce_grads([[tf.constant(1.0)]], ["/cpu:0"], cluster=cluster)
 """
 
