@@ -85,9 +85,11 @@ def _ranks(row: Sequence[Any], other_row: Sequence[Any]) -> List[Tuple[str, int]
     shared = set(map(id, other_row))
     made = []
     for var in row:
-        # A variable of Keras 3 has TensorFlow's in it, and one that both towers have is itself.
-        number = -1 if id(var) in shared else number_of(var.value if hasattr(var, "path") else var)
-        made.append((f"{var.dtype} {var.shape}", number))
+        # A variable of Keras 3 has TensorFlow's in it.
+        number = number_of(var.value if hasattr(var, "path") else var)
+        # What both towers have is itself, and comes before what each has made.
+        is_shared = id(var) in shared
+        made.append((f"{var.dtype} {var.shape}", -1 - number if is_shared else number))
     numbers_by_kind: DefaultDict[str, List[int]] = defaultdict(list)
     for kind, number in sorted(set(made)):
         numbers_by_kind[kind].append(number)

@@ -422,8 +422,8 @@ def test_the_order_counts_inside_a_branch(graph):
 
 
 @pytest.mark.tf2
-@pytest.mark.parametrize("names", ["wb", "ww"])
-def test_the_order_of_eager_variables_counts(names):
+@pytest.mark.parametrize("names, are_shared", [("wb", False), ("ww", False), ("ww", True)])
+def test_the_order_of_eager_variables_counts(names, are_shared):
     def reduce(order):
         rows = [[(tf.zeros([2]), towers[0][n]) for n in (0, 1)]]
         rows.append([(tf.zeros([2]), towers[1][n]) for n in order])
@@ -432,6 +432,7 @@ def test_the_order_of_eager_variables_counts(names):
     towers = []
     for number in range(2):
         towers.append([tf.Variable(tf.zeros([2]), name=f"{name}{number}") for name in names])
+    towers = [towers[0]] * 2 if are_shared else towers
     for call in (reduce, tf.function(reduce, autograph=False)):
         assert call((0, 1)).shape == [2]
         with pytest.raises(HierAllreduceError, match=f"tower 1 .*, variable 0 .*{IN_ORDER}"):
