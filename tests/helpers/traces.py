@@ -8,7 +8,7 @@ which compress well.
 import json
 import lzma
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from tensorflow.core.framework import step_stats_pb2
 
@@ -120,7 +120,7 @@ def all_reduces(name: str) -> List[AllReduce]:
     return [built_as(built["scope"], built["devices"], tensors)]
 
 
-def sent(name: str, schedule: Sequence[Any], elements: int) -> SentTensor:
+def sent(name: str, schedule: Sequence[Any], elements: Optional[int]) -> SentTensor:
     """Return the record of a chunk in float32."""
     return SentTensor(name, (), tuple(schedule), elements, "float32", False, copied="", held={})
 

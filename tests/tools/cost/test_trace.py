@@ -103,6 +103,19 @@ def test_a_trace_without_streams_says_so():
         cost_of(step_of(NODES, []), [BUILT])
 
 
+def test_the_copies_of_variables_after_an_update_are_no_all_reduce(found):
+    gathered = BUILT._replace(scope="gather/", tensors=(sent("v", (Copy(0, 1),), 10_000),))
+    nodes = [
+        *NODES,
+        ("GPU:0", "value = ReadVariableOp(^update0)", 30, 30, 31),
+        ("GPU:1", "gather/v/copy = Identity(value/_21)", 41, 41, 42),
+    ]
+    streams = [*STREAMS, ("0/stream:13", "value:ReadVariableOp", "", 31, 32)]
+    told = cost_of(step_of(nodes, streams), [BUILT, gathered])
+    assert [tower.pass_end for tower in told.towers] == [10, 12]
+    assert told.chunks == found.chunks
+
+
 def test_a_step_in_the_order_of_another_machine_is_the_same(found):
     turned = step_of(reversed(NODES), reversed(STREAMS))
     assert cost_of(turned, [BUILT]) == found
@@ -124,7 +137,14 @@ WITH_STATISTICS = [
 def test_an_all_reduce_in_the_forward_pass_does_not_end_it(found):
     replaced = [label.split(" = ")[0] for _, label, *_ in WITH_STATISTICS]
     nodes = [row for row in NODES if row[1].split(" = ")[0] not in replaced] + WITH_STATISTICS
-    for all_reduces in ([STATISTICS, BUILT], [BUILT, STATISTICS._replace(tensors=())]):
+    larger = STATISTICS._replace(tensors=(sent("v", SCHEDULE, 10_000),))
+    unknown = BUILT._replace(tensors=(sent("v", SCHEDULE, None),))
+    for all_reduces in (
+        [STATISTICS, BUILT],
+        [BUILT, STATISTICS._replace(tensors=(sent("v", SCHEDULE, None),))],
+        [larger, BUILT],
+        [STATISTICS, unknown],
+    ):
         with_statistics = cost_of(step_of(nodes, STREAMS), all_reduces)
         assert [tower.pass_end for tower in with_statistics.towers] == [10, 12]
         after = [tower.after for tower in with_statistics.towers]

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
-from hier_allreduce import AllReduce, all_reduces
+from hier_allreduce import AllReduce, Reduce, all_reduces
 
 from ..text import table
 from . import picture
@@ -159,8 +159,14 @@ def cost_of(step_stats: Any, built: Sequence[AllReduce]) -> Cost:
 
     Raises: as :func:`cost`.
     """
-    # One tower has nothing to send, and a trace cannot tell which device a function has chosen.
-    told = [one for one in built if len(one.devices) > 1 and not any(map(callable, one.devices))]
+    told = []
+    for one in built:
+        moves = [move for tensor in one.tensors for move in tensor.schedule]
+        # Copies of variables have no sum, and one tower has none either. A trace cannot tell which
+        # device a function has chosen.
+        has_sum = len(one.devices) > 1 and any(isinstance(move, Reduce) for move in moves)
+        if has_sum and not any(map(callable, one.devices)):
+            told.append(one)
     step = Step(step_stats, told)
     last_pass_end = max(pass_end_of(step, device) for device in step.devices)
     towers = tuple(tower_of(step, device, last_pass_end) for device in step.devices)

@@ -101,6 +101,7 @@ class Step:
         for built in all_reduces:
             if any(node.startswith(built.scope) for node in executed):
                 self.all_reduces.append(built)
+        self._of_gradients: Any = self._find_of_gradients()
         self.devices = self._devices()
         self._read_copies(ran for ran in streams if _split(ran)[1] == "_Send")
         self._classify()
@@ -193,7 +194,7 @@ class Step:
             )
         device_by_tower: Dict[int, str] = {}
         for device, kernels in self.kernels.items():
-            tower = self._of_gradients().tower_at(device)
+            tower = self._of_gradients.tower_at(device)
             if kernels and tower is not None:
                 device_by_tower[tower] = device
         if not device_by_tower:
@@ -207,25 +208,39 @@ class Step:
 
     # ---- what it was for -----------------------------------------------------------------------
 
-    def _of_gradients(self) -> AllReduce:
-        """Return the largest all-reduce: others are of losses, or of statistics."""
+    def _find_of_gradients(self) -> Optional[AllReduce]:
+        """Return the gradients' all-reduce, which has most variables; None if there is none.
 
-        def size(built: AllReduce) -> Tuple[int, int]:
-            return len(built.devices), sum(tensor.bytes or 0 for tensor in built.tensors)
+        Others are of losses, or of statistics.
+        """
+        needed: Set[str] = set()
+        for built in self.all_reduces:
+            needed |= reached(self._sums_of(built), self.sources)
 
-        # Of two alike it is the later one, because gradients follow a forward pass.
-        return max(reversed(self.all_reduces), key=size)
+        def rank(built: AllReduce) -> Tuple[int, int, bool, int]:
+            names = {name for tensor in built.tensors for name in tensor.variables}
+            # Gradients need the sums of the forward pass, which may be more bytes.
+            is_last = not needed & self._sums_of(built)
+            size = sum(tensor.bytes or 0 for tensor in built.tensors)
+            return len(built.devices), len(names), is_last, size
+
+        # Of two alike it is the later one.
+        return max(reversed(self.all_reduces), key=rank, default=None)
+
+    def _sums_of(self, built: AllReduce) -> Set[str]:
+        """Return the nodes of an all-reduce's sums, or all of its nodes if no sum ran."""
+        own = {node for node in self.nodes if node.startswith(built.scope)}
+        return {node for node in own if built.is_of_sum(node)} or own
 
     def _classify(self) -> None:
         """Find the kinds of nodes by the names of our ops, and the gradients' nodes."""
         ours: Set[str] = set()
         sums: Set[str] = set()
         for built in self.all_reduces:
-            own = {node for node in self.nodes if node.startswith(built.scope)}
-            ours |= own
-            sums |= {node for node in own if built.is_of_sum(node)} or own
+            ours |= {node for node in self.nodes if node.startswith(built.scope)}
+            sums |= self._sums_of(built)
         # Sums that the gradients' ones need, such as those of statistics, are part of the pass.
-        scope = self._of_gradients().scope
+        scope = self._of_gradients.scope
         in_pass = reached((node for node in sums if node.startswith(scope)), self.sources)
         before = reached(sums - in_pass, self.sources)
         after = reached(sums - in_pass, self.readers)
