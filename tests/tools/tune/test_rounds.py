@@ -165,10 +165,11 @@ def test_if_the_program_as_it_is_hangs_two_others_run_in_the_usual_time():
         VirtualRunner(lambda candidate: HANGS if candidate == CURRENT else 10.0), "tree", "flat"
     )
     assert {"tree", "flat"} == set(names_by_round[1]) == set(names_by_round[2])
-    alone, names_by_round, _ = measured(
+    alone, names_by_round, told = measured(
         VirtualRunner(lambda candidate: HANGS if candidate == CURRENT else 10.0), "tree"
     )
     assert names_by_round == {0: [CURRENT], 1: ["tree"]} and not alone.left_out
+    assert not told  # a hang is no run that tells how long others take
     assert verdict(alone.runs).advice == "use tree"
 
 

@@ -47,11 +47,13 @@ class Rounds:
         beside, self.left_out = candidates_for(self.runs[0], only)
         candidates = [CURRENT, *beside]
         minutes = self.minutes(1 + len(candidates) * pairs_needed(len(beside)))
-        self._say(
-            f"A run takes {rounded(self._seconds(1))} s. A certain answer needs --minutes"
-            f" {minutes} for all {len(candidates)}, {self.minutes(1 + 2 * pairs_needed(1))} for"
-            " --only one; Ctrl-C prints the table so far."
-        )
+        # A hang tells nothing about the time of a run.
+        if not self.runs[0].fault:
+            self._say(
+                f"A run takes {rounded(self._seconds(1))} s. A certain answer needs --minutes"
+                f" {minutes} for all {len(candidates)}, {self.minutes(1 + 2 * pairs_needed(1))} for"
+                " --only one; Ctrl-C prints the table so far."
+            )
         active = self._active(candidates)
         while active and self._seconds(1) <= self._runner.seconds_left():
             round = self.runs[-1].round + 1
