@@ -142,5 +142,5 @@ def is_whole_number(written: Any) -> bool:
         return False
     try:
         return operator.index(written) >= 0
-    except TypeError:
+    except (TypeError, AttributeError):  # the second one is an eager tensor's
         return False

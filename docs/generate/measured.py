@@ -359,7 +359,17 @@ def default_table():
     large = [f"{name}/{mib}" for name in ("flat_hierarchical", "hierarchical") for mib in (16, 32)]
     names = ("ours", "hierarchical/4", *large, "tensorpack packed")
     updates = ("update=replicated", "update=sharded")
-    titles = (*names[:-1], "packed", "replicated", "sharded")
+    titles = (
+        "ours",
+        "two/4",
+        "one/16",
+        "one/32",
+        "two/16",
+        "two/32",
+        "packed",
+        "replicated",
+        "sharded",
+    )
     return side_by_side(cells_in("default/*.json"), (*names, *updates), titles)
 
 

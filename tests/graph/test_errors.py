@@ -259,6 +259,12 @@ def test_average_is_true_or_false(graph, average):
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), average=average)
 
 
+@pytest.mark.tf2
+def test_an_eager_tensor_is_neither_true_nor_false():
+    with pytest.raises(HierAllreduceError, match="expected True or False"):
+        allreduce_grads([[tf.ones(2)]], gpus_or_cpus(1), average=tf.constant(True))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_integers_have_no_mean(graph, dtype):
     words = ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"]
