@@ -334,7 +334,7 @@ def test_a_frozen_layer_that_no_name_tells_has_to_be_equal():
         )
         return cost * tf.reduce_sum(scale)
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="MODEL_VARIABLES.*layer_0"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"MODEL_VARIABLES.*layer_0"):
         train(2, "sgd", extra=with_a_frozen_layer)
 
 
