@@ -122,7 +122,8 @@ def all_reduces(name: str) -> List[AllReduce]:
 
 def sent(name: str, schedule: Sequence[Any], elements: Optional[int]) -> SentTensor:
     """Return the record of a chunk in float32."""
-    return SentTensor(name, (), tuple(schedule), elements, "float32", False, copied="", held={})
+    moves = tuple(schedule)
+    return SentTensor(name, (name,), moves, elements, "float32", False, copied="", held={})
 
 
 def built_as(scope: str, devices: Sequence[Any], tensors: Sequence[SentTensor]) -> AllReduce:

@@ -139,7 +139,9 @@ def test_an_all_reduce_in_the_forward_pass_does_not_end_it(found):
     nodes = [row for row in NODES if row[1].split(" = ")[0] not in replaced] + WITH_STATISTICS
     larger = STATISTICS._replace(tensors=(sent("v", SCHEDULE, 10_000),))
     unknown = BUILT._replace(tensors=(sent("v", SCHEDULE, None),))
+    two = STATISTICS._replace(tensors=(sent("v", SCHEDULE, 4), sent("square", SCHEDULE, 4)))
     for all_reduces in (
+        [two, BUILT],
         [STATISTICS, BUILT],
         [BUILT, STATISTICS._replace(tensors=(sent("v", SCHEDULE, None),))],
         [larger, BUILT],

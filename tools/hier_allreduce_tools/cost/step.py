@@ -209,7 +209,7 @@ class Step:
     # ---- what it was for -----------------------------------------------------------------------
 
     def _find_of_gradients(self) -> Optional[AllReduce]:
-        """Return the gradients' all-reduce, which has most variables; None if there is none.
+        """Return the gradients' all-reduce, the largest that no other one needs; None without any.
 
         Others are of losses, or of statistics.
         """
@@ -217,12 +217,11 @@ class Step:
         for built in self.all_reduces:
             needed |= reached(self._sums_of(built), self.sources)
 
-        def rank(built: AllReduce) -> Tuple[int, int, bool, int]:
-            names = {name for tensor in built.tensors for name in tensor.variables}
-            # Gradients need the sums of the forward pass, which may be more bytes.
+        def rank(built: AllReduce) -> Tuple[int, bool, int]:
+            # Gradients need the sums of the forward pass, which may be more, and more bytes.
             is_last = not needed & self._sums_of(built)
             size = sum(tensor.bytes or 0 for tensor in built.tensors)
-            return len(built.devices), len(names), is_last, size
+            return len(built.devices), is_last, size
 
         # Of two alike it is the later one.
         return max(reversed(self.all_reduces), key=rank, default=None)
