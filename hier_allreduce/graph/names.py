@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter, defaultdict
-from typing import Any, DefaultDict, Dict, List, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -90,10 +90,12 @@ def _ranks(row: Sequence[Any], other_row: Sequence[Any]) -> List[Tuple[str, int]
         # What both towers have is itself, and comes before what each has made.
         is_shared = id(var) in shared
         made.append((f"{var.dtype} {var.shape}", -1 - number if is_shared else number))
-    numbers_by_kind: DefaultDict[str, List[int]] = defaultdict(list)
+    rank_by_variable: Dict[Tuple[str, int], int] = {}
+    found: Counter = Counter()  # by kind
     for kind, number in sorted(set(made)):
-        numbers_by_kind[kind].append(number)
-    return [(kind, numbers_by_kind[kind].index(number)) for kind, number in made]
+        rank_by_variable[kind, number] = found[kind]
+        found[kind] += 1
+    return [(variable[0], rank_by_variable[variable]) for variable in made]
 
 
 def name_of(variable: Any) -> str:
