@@ -53,9 +53,8 @@ class Audited:
         self.strayed: List[str] = []  # lines about gradients that cross before they are cut
         # Towers on one device, however it is spelled, have one place. A name without a replica or a
         # task means the first one.
-        full = [
-            device_fields("/replica:0/task:0" + (device or "")) for device in all_reduce.devices
-        ]
+        first = device_fields("/replica:0/task:0")
+        full = [first.make_merged_spec(device_fields(device)) for device in all_reduce.devices]
         self._places = places = list(map(full.index, full))
         self._share_devices = sorted(set(places)) != places
         for tensor in all_reduce.tensors:

@@ -168,7 +168,8 @@ def _assert_equal(columns: Sequence[Column]) -> Any:
                 " said whose they are. Add tower 0's to the collection MODEL_VARIABLES, with which"
                 " init_op copies it, such as a frozen layer; or to LOCAL_VARIABLES, if each tower"
                 " has its own, such as its share of the data. If its name differs by more than the"
-                " tower's scope, list the copies in the rows, with the gradient None:",
+                " tower's scope, name the layer, or list the copies in the rows, with the gradient"
+                " None:",
                 tf.boolean_mask(names, tf.logical_not(tf.stack(equal))),
             ],
             summarize=len(columns),

@@ -185,28 +185,25 @@ def belongings(devices: Sequence[Any]) -> Tuple[List[Column], List[Column]]:
     keys = tf1.GraphKeys
     for key in (keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES):
         in_model.update(var.op.name for var in tf1.get_collection(key))
-    columns = columns_of(devices)
     model = []
-    for column in columns:
+    for column in columns_of(devices):
         name = column[0].op.name
         if name in in_model or name.split("/")[-1] in _AVERAGES:
             model.append(column)
-    return model, _unsaid(devices, columns, model)
+    return model, unsaid_on(devices, model)
 
 
-def _unsaid(
-    devices: Sequence[Any], columns: Sequence[Column], model: Sequence[Column]
-) -> List[Column]:
-    """Return columns of variables that gradients only read, and nobody named."""
+def unsaid_on(devices: Sequence[Any], copied: Sequence[Column]) -> List[Column]:
+    """Return columns of variables that gradients only read, and nobody copies."""
     uses = uses_by_variable(set(outer_graph().get_operations()) - kept().copies)
     read = kept().read[tuple(devices)]
-    in_model = set(map(id, model))
+    in_model = by_names(copied)
     unsaid: List[Column] = []
-    for column in [*columns, *read_in_order(devices)]:
+    for column in [*columns_of(devices), *read_in_order(devices)]:
         is_read = any(tensor_of(var).op in read for var in column)
         # What all towers compute anew is each tower's own, such as the state of an LSTM.
         is_own = all(is_computed(var, uses) for var in column)
-        if is_read and not is_own and id(column) not in in_model:
+        if is_read and not is_own and names_of(column) not in in_model:
             unsaid.append(column)
     return unsaid
 

@@ -1,6 +1,7 @@
 """HierarchicalTrainer trains like one tower, saves like tensorpack's trainer, and raises errors."""
 
 import functools
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -316,6 +317,25 @@ def test_a_schedule_sets_a_variable_of_the_model_on_all_towers(step_based, is_wr
     for update in UPDATES:
         two = trained(on_xpus(2, update=update), BATCH)
         assert difference(two, one) < 1e-6 and replicas_are_equal(two), update
+
+
+@in_child
+def test_a_frozen_layer_that_no_name_tells_has_to_be_equal():
+    """Keras numbers layers over all towers."""
+    numbers = itertools.count()
+
+    def with_a_frozen_layer(cost):
+        scale = tf1.get_variable(
+            f"layer_{next(numbers)}",
+            initializer=tf1.random_normal_initializer(),
+            shape=[2],
+            trainable=False,
+            use_resource=True,
+        )
+        return cost * tf.reduce_sum(scale)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"MODEL_VARIABLES.*layer_0"):
+        train(2, "sgd", extra=with_a_frozen_layer)
 
 
 @in_child

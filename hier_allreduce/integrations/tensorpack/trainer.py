@@ -22,7 +22,7 @@ from ...planning.strategy import Strategy
 from ...training.equality import broadcast, comparison
 from ...training.hook import TowersHook
 from ...training.options import Options, Transform, checked_options
-from ...training.replicas import by_names, columns_of, kept, written_on
+from ...training.replicas import by_names, columns_of, kept, unsaid_on, written_on
 from ...training.towers import Column, Pairs, Towers
 from ...training.update import update_towers
 from .accumulation import with_ordered_accumulation
@@ -208,7 +208,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             ops.append(cluster.broadcast(tf1.global_variables()))
         if len(self.devices) > 1:
             with tf1.name_scope("sync_variables"):
-                ops.append(broadcast(columns_of(self.devices), self.devices))
+                columns = columns_of(self.devices)
+                unsaid = unsaid_on(self.devices, columns)
+                ops.append(broadcast(columns, self.devices, unsaid))
         return ops
 
     def initialize_hooks(self) -> None:
