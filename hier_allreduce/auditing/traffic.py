@@ -51,9 +51,12 @@ class Audited:
         self.sources: Dict[Copy, Set[str]] = defaultdict(set)  # the ops whose results were copied
         self.ran_at: Set[Place] = set()  # where an op of a tensor ran
         self.strayed: List[str] = []  # lines about gradients that cross before they are cut
-        # Towers on one device, however it is spelled, have one place.
-        places = [self.place(device) for device in all_reduce.devices]
-        self._share_devices = len(set(places)) < len(places)
+        # Towers on one device, however it is spelled, have one place. A name without a replica or a
+        # task means the first one.
+        first = device_fields("/replica:0/task:0")
+        full = [first.make_merged_spec(device_fields(device)) for device in all_reduce.devices]
+        self._places = places = list(map(full.index, full))
+        self._share_devices = sorted(set(places)) != places
         for tensor in all_reduce.tensors:
             for move in tensor.schedule:
                 for src in move.srcs:
@@ -70,7 +73,7 @@ class Audited:
     def place(self, device: str) -> Place:
         """Return the first tower on an executed device; the device itself if there is none."""
         tower = tower_at(device, self.all_reduce.devices)
-        return device if tower is None else tower
+        return device if tower is None else self._places[tower]
 
     @property
     def copies(self) -> Counter:

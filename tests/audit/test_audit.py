@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
+from google.protobuf import text_format
 from helpers.graphs import (
     ALGORITHMS,
     XPU,
@@ -250,6 +251,22 @@ def test_a_device_may_be_spelled_in_any_way(graph, devices, pairs):
         gradients_on(devices, ones(len(devices))), devices, strategy="hierarchical"
     )
     assert audit(traced(result)).copies == pairs
+
+
+def test_a_tower_of_another_process_shares_no_device_with_one_of_this():
+    """As if the other tower's device were that of another task."""
+    far = f"/job:worker/task:1/device:{KIND}:0"
+    seen = {}
+    for other in (gpu_or_cpu(1), far):
+        with tf.Graph().as_default() as graph:
+            devices = [gpu_or_cpu(0), other]
+            result = allreduce_grads(gradients_on(devices, ones(2)), devices)
+            seen[other] = traced(consumed_in_place(result)) if other != far else None
+    text = text_format.MessageToString(seen[gpu_or_cpu(1)])
+    near = f"/job:localhost/replica:0/task:0/device:{KIND}:1"
+    text = text.replace(near, "/job:worker/replica:0/task:1/device:" + KIND + ":0")
+    step = text_format.Parse(text, tf1.RunMetadata())
+    assert audit(step, graph).copies == {(0, 1): 1, (1, 0): 1}
 
 
 def test_copies_of_results_to_other_devices_are_not_counted(graph):

@@ -48,7 +48,7 @@ class Rounds:
         candidates = [CURRENT, *beside]
         minutes = self.minutes(1 + len(candidates) * pairs_needed(len(beside)))
         # A hang tells nothing about the time of a run.
-        if not self.runs[0].fault:
+        if self.runs[0].step:
             self._say(
                 f"A run takes {rounded(self._seconds(1))} s. A certain answer needs --minutes"
                 f" {minutes} for all {len(candidates)}, {self.minutes(1 + 2 * pairs_needed(1))} for"
