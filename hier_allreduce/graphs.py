@@ -76,7 +76,8 @@ class GraphMemory:
         self.copies: Set[Any] = set()  # the ops that copy variables, which no program computes
 
         # Who updates them.
-        self.owners: Dict[Any, Tuple[int, ...]] = {}  # the towers that have slots of a variable
+        # The towers that have slots of a variable, and the optimizer whose slots these are.
+        self.owners: Dict[Any, Tuple[Tuple[int, ...], Any]] = {}
 
 
 _graphs: Any = WeakSet()

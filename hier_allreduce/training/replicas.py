@@ -115,17 +115,19 @@ def hold_owners(optimizer: Any, towers: Towers, owners: Dict[int, Tuple[int, ...
             their values may be trained already.
     """
     noted = kept().owners
-    key_by_n = {n: (optimizer, towers.columns[n][0].op.name) for n in owners}
+    key_by_n = {n: (id(optimizer), towers.columns[n][0].op.name) for n in owners}
     for n, key in key_by_n.items():
-        if noted.get(key, owners[n]) != owners[n]:
-            before = ", ".join(map(str, noted[key]))
+        noted_owners, _ = noted.get(key, (owners[n], optimizer))
+        if noted_owners != owners[n]:
+            before = ", ".join(map(str, noted_owners))
             raise HierAllreduceError(
                 f"{towers.place(owners[n][0], n)}: this tower would update it, and an earlier"
                 f" apply_gradients made its slots on tower {before}; choose the same update= for"
                 " both and, if it is 'sharded', Strategy(main=0); or give each loss a"
                 " TowerOptimizer with another optimizer"
             )
-    noted.update({key: owners[n] for n, key in key_by_n.items()})
+    # The optimizer stays, because Python gives the id of a dropped object to a new one.
+    noted.update({key: (owners[n], optimizer) for n, key in key_by_n.items()})
 
 
 def columns_of(devices: Sequence[Any]) -> List[Column]:

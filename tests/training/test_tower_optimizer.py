@@ -771,6 +771,23 @@ def test_optimizers_that_the_program_has_dropped_are_no_later_ones(graph):
         gc.collect()
 
 
+@UPDATES
+def test_an_optimizer_may_have_no_hash(graph, update):
+    """A dataclass has none, because two of them are compared by their fields."""
+
+    class Compared(tf1.train.MomentumOptimizer):
+        __hash__ = None
+
+        def __eq__(self, other):
+            return isinstance(other, Compared)
+
+    rows = towers(["d"])
+    optimizer = TowerOptimizer(Compared(1.0, 0.5), gpus_or_cpus(3), update=update)
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert state(sess, rows) == [-1] * 3
+
+
 @pytest.mark.parametrize("main", [0, None])
 def test_a_root_that_moves_away_from_its_slots_is_an_error(graph, main):
     rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
