@@ -43,6 +43,7 @@ class TowersHook(tf1.train.SessionRunHook):
     def begin(self) -> None:
         # A hook may serve several sessions, one after the other, also of several graphs.
         self._steps = 0
+        self._is_new = False  # whether a session was created, and no step has run in it
         self._equal_after = 0  # the last step after which all towers were equal
         self._runs: Counter = Counter()  # by train op
         # It walks through the graph, and a training runs the same fetches again and again.
