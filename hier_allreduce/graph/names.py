@@ -90,11 +90,8 @@ def _ranks(row: Sequence[Any], other_row: Sequence[Any]) -> List[Tuple[str, int]
         # What both towers have is itself, and comes before what each has made.
         is_shared = id(var) in shared
         made.append((f"{var.dtype} {var.shape}", -1 - number if is_shared else number))
-    rank_by_variable: Dict[Tuple[str, int], int] = {}
-    found: Counter = Counter()  # by kind
-    for kind, number in sorted(set(made)):
-        rank_by_variable[kind, number] = found[kind]
-        found[kind] += 1
+    # Equal kinds are neighbours, so that each rank is that in its kind, and how many come before.
+    rank_by_variable = {variable: rank for rank, variable in enumerate(sorted(set(made)))}
     return [(variable[0], rank_by_variable[variable]) for variable in made]
 
 
