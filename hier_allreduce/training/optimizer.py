@@ -24,10 +24,9 @@ from .options import Options, Transform, checked_options
 from .replicas import (
     belongings,
     by_names,
-    columns_of,
     kept,
     named_on,
-    read_in_order,
+    with_read_columns,
     written_on,
 )
 from .towers import Column, Pairs, Towers
@@ -246,7 +245,7 @@ class TowerOptimizer:
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             # One scaffold is for all updates of the graph, also those on other devices.
             places = list(kept().columns)
-            columns = [[*columns_of(there), *read_in_order(there)] for there in places]
+            columns = list(map(with_read_columns, places))
             with_copies = chain(*columns, *map(named_on, places))
             copies = set(map(id, chain(*(column[1:] for column in with_copies))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]

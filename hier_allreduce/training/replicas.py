@@ -201,7 +201,7 @@ def unsaid_on(devices: Sequence[Any], copied: Sequence[Column]) -> List[Column]:
     read = kept().read[tuple(devices)]
     in_model = by_names(copied)
     unsaid: List[Column] = []
-    for column in [*columns_of(devices), *read_in_order(devices)]:
+    for column in with_read_columns(devices):
         is_read = any(tensor_of(var).op in read for var in column)
         # What all towers compute anew is each tower's own, such as the state of an LSTM.
         is_own = all(is_computed(var, uses) for var in column)
@@ -210,23 +210,22 @@ def unsaid_on(devices: Sequence[Any], copied: Sequence[Column]) -> List[Column]:
     return unsaid
 
 
-def read_in_order(devices: Sequence[Any]) -> List[Column]:
-    """Return columns that no name tells, of variables that one tower's gradients read each.
+def with_read_columns(devices: Sequence[Any]) -> List[Column]:
+    """Return all columns, and those that no name tells: each variable is read by one tower only.
 
     A layer may have names without any rule, as Keras numbers them. One program makes all towers, so
     those of one kind stand for each other in the order in which each tower made them. If tower 0's
     is a local variable, each tower has its own.
     """
-    read = kept().read[tuple(devices)]
+    read, columns = kept().read[tuple(devices)], columns_of(devices)
     variables = {tensor_of(var).op: var for var in tf1.global_variables() + tf1.local_variables()}
-    with_copies = {tensor_of(var).op for var in itertools.chain(*columns_of(devices))}
+    with_copies = {tensor_of(var).op for var in itertools.chain(*columns)}
     by_kind: Dict[Any, List[List[Any]]] = defaultdict(lambda: [[] for _ in devices])
     for op in outer_graph().get_operations():
         if op in variables and op not in with_copies and len(read.get(op, ())) == 1:
             by_kind[_kind(variables[op])][min(read[op])].append(variables[op])
     local = set(map(id, tf1.local_variables()))
-    found: List[Column] = []
     for of_towers in by_kind.values():
         if len(set(map(len, of_towers))) == 1:
-            found += [column for column in zip(*of_towers) if id(column[0]) not in local]
-    return found
+            columns += [column for column in zip(*of_towers) if id(column[0]) not in local]
+    return columns
