@@ -1457,28 +1457,28 @@ def test_a_scaffold_leaves_variables_of_no_collection_to_the_program(graph, tmp_
             assert sess.run(kept) == 0
 
 
+def weights_after_a_step(update, transform):
+    """Return the weight of each of three towers."""
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=transform)
+    rows = towers(["w"])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        return state(sess, rows)
+
+
 @UPDATES
 def test_a_transform_may_read_variables_of_its_own(graph, update):
     def halved(grads):
         half = tf1.Variable(0.5, trainable=False, use_resource=True)
         return [grad * half for grad in grads]
 
-    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=halved)
-    rows = towers(["w"])
-    op = optimizer.apply_gradients(rows)
-    with started(optimizer.init_op) as sess:
-        sess.run(op)
-        assert state(sess, rows) == [-0.5] * 3
+    assert weights_after_a_step(update, halved) == [-0.5] * 3
 
 
 @UPDATES
 def test_a_transform_may_have_a_loop(graph, update):
     clip = lambda grads: [tf.map_fn(lambda one: one * 0.5, grad) for grad in grads]  # noqa: E731
-    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=clip)
-    rows = towers(["w"])
-    op = optimizer.apply_gradients(rows)
-    with started(optimizer.init_op, op) as sess:
-        assert state(sess, rows) == [-0.5] * 3
+    assert weights_after_a_step(update, clip) == [-0.5] * 3
 
 
 @pytest.mark.tf2  # control flow 2
@@ -1495,11 +1495,7 @@ def test_a_transform_may_read_and_assert_in_a_branch(graph, update):
             factor = tf.cond(norm > 0.0, half.read_value, lambda: 1.0)
         return [grad * tf.function(lambda: factor * half)() for grad in grads]
 
-    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, transform=halved)
-    rows = towers(["w"])
-    op = optimizer.apply_gradients(rows)
-    with started(optimizer.init_op, op) as sess:
-        assert state(sess, rows) == [-0.25] * 3
+    assert weights_after_a_step(update, halved) == [-0.25] * 3
 
 
 @pytest.mark.tf2  # control flow 2
