@@ -137,7 +137,7 @@ def executed_in(graph: Any, partitions: Sequence[Any], prefix: str) -> List[Audi
             tensors[f"{prefix}{all_reduce.scope}{tensor.name}"] = (calls[-1], tensor.name)
     nodes = [node for partition in partitions for node in partition.node]
     _count_copies(calls, tensors, partitions, prefix)
-    _count_collectives(tensors, graph, nodes, prefix)
+    _note_ops(tensors, graph, nodes, prefix)
     _count_edges(calls, nodes, prefix)
     return calls
 
@@ -196,8 +196,11 @@ def _note_strayed(call: Audited, crossing: Crossing, prefix: str) -> None:
         call.strayed.append(f"{crossing.op!r}: not planned {pair}, before it is cut")
 
 
-def _count_collectives(tensors: Tensors, graph: Any, nodes: Sequence[Any], prefix: str) -> None:
-    """Count the sums over hosts, apart from copies: no partition shows what crosses there."""
+def _note_ops(tensors: Tensors, graph: Any, nodes: Sequence[Any], prefix: str) -> None:
+    """Count the sums over hosts, and note where ops ran.
+
+    Such sums are apart from copies, because no partition shows what crosses there.
+    """
     for node in nodes:
         known = _tensor_of(node.name, tensors)
         if known is None:
