@@ -236,7 +236,7 @@ def test_a_step_on_cpu_devices_is_told_from_its_ops(graph, wire):
         assert 0 < tower.before["pass and other kernels"] <= tower.pass_end
         assert tower.pass_end <= tower.end <= found.step
     # In 16 bits each tower's result is made wide again, which is no part of the sum.
-    of_sum = re.compile(r"^hier_allreduce/.*/(column|sent|sum|mean)(_\d+)?$")
+    of_sum = re.compile(r"^hier_allreduce/.*[/_](column|sent|sum|mean)(_\d+)?$")
     ends = sorted(end for node, end in ends_in(metadata) if of_sum.match(node))
     seen = sorted(end for _, _, end in found.bars["sums"])
     assert len(seen) == len(ends) >= 8
