@@ -74,7 +74,7 @@ def flags_of(written: Sequence[Column]) -> List[Flag]:
     return [flag for flag in memory.flags if not names.keys().isdisjoint(flag.names)]
 
 
-def watch(trained: Iterable[Column] = ()) -> None:
+def watch(trained: Sequence[Column] = ()) -> None:
     """Let initializers of ``trained`` columns clear the flags, and restores of what is equal.
 
     Equal is what updates write, and what ``init_op`` copies or compares. Initializers of slots do
@@ -92,7 +92,7 @@ def watch(trained: Iterable[Column] = ()) -> None:
         restored[name] += ops
     with outside_control_flow():
         for flag in memory.flags:
-            ops = list(memory.initializers)
+            ops = list(memory.initializers if trained else ())
             for name in set(chain(*flag.names, *memory.vouched)):
                 same, *_ = identity(graph.get_operation_by_name(name))
                 ops += restored.get(same, ())

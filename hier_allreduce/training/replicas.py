@@ -43,7 +43,11 @@ class Scopes:
         given: Set[str] = set()
         for of_column, is_given in names.items():
             for tower, name in enumerate(of_column):
-                levels, on_0 = _differing(name.split("/"), of_column[0].split("/"))
+                levels, on_0 = name.split("/"), of_column[0].split("/")
+                # What both begin with and, turned round, end with is no scope.
+                for _ in range(2):
+                    common = len(os.path.commonprefix([levels, on_0]))  # noqa: RUF071  of lists
+                    levels, on_0 = levels[common:][::-1], on_0[common:][::-1]
                 # A level that tower 0's lacks is a scope that it does not have.
                 on_0 = [""] * (len(levels) - len(on_0)) + on_0
                 for level, level_on_0 in zip(levels, on_0):
@@ -70,14 +74,6 @@ class Scopes:
         first = [n for n, level in enumerate(levels) if renamed[n] != level][:1]
         once = [renamed[n] if n in first else level for n, level in enumerate(levels)]
         return tower, ["/".join(filter(None, names)) for names in (once, renamed)]
-
-
-def _differing(levels: List[str], on_0: List[str]) -> Tuple[List[str], List[str]]:
-    """Return what two names have between the beginning and the end that they have in common."""
-    for _ in range(2):
-        first = len(os.path.commonprefix([levels, on_0]))  # noqa: RUF071  of lists of levels
-        levels, on_0 = levels[first:][::-1], on_0[first:][::-1]
-    return levels, on_0
 
 
 # ---- what the updates of a graph keep equal ------------------------------------------------------
