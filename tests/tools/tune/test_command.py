@@ -28,7 +28,7 @@ def last_line_of(*arguments):
 
 
 def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
-    options = [*ONLY[:-1], str(8 / 60), "-o", "best.yaml"]
+    options = [*ONLY[:-1], str(15 / 60), "-o", "best.yaml"]
     assert main(["tune", *options, "--", *program(FASTER)]) == 0
     out, err = capsys.readouterr()
     assert re.search(r"^tree .* 0\.900 \(.*\) +\d+$", out, re.MULTILINE)
@@ -44,7 +44,7 @@ def test_a_function_of_the_program_is_written_into_no_file(program, capsys):
     text = f"build(strategy=dict({own}, **changes))\nstep(60, 9.0 if changes else 10.0)"
     text = text.replace("**changes", "edges=changes.get('edges', True)")
     Path("plain.yaml").write_text("edges: false\n", encoding="utf-8")
-    options = ["--yes", "--only", "plain.yaml", "--minutes", str(8 / 60), "-o", "best.yaml"]
+    options = ["--yes", "--only", "plain.yaml", "--minutes", str(15 / 60), "-o", "best.yaml"]
     assert main(["tune", *options, "--", *program(text)]) == 2
     out, err = capsys.readouterr()
     assert out.endswith("\nuse plain.yaml\n")
