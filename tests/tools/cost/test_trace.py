@@ -77,10 +77,10 @@ def test_what_precedes_the_last_pass_end_is_told_by_kind_and_reason(found):
 
 def test_what_follows_the_last_pass_is_told_so_too(found):
     first, second = found.towers
-    expected = {TOWERS: 8, PROCESSOR: 13, BETWEEN: 4, "sums": 2, "updates": 1, PASS: 10}
-    assert seen(first.after) == expected
-    expected = {TOWERS: 22, PROCESSOR: 0.3 + 0.5, BETWEEN: 0.2, "updates": 1}
-    assert seen(second.after) == expected
+    on_first = {TOWERS: 8, PROCESSOR: 13, BETWEEN: 4, "sums": 2, "updates": 1, PASS: 10}
+    assert seen(first.after) == on_first
+    on_second = {TOWERS: 22, PROCESSOR: 0.3 + 0.5, BETWEEN: 0.2, "updates": 1}
+    assert seen(second.after) == on_second
 
 
 def test_links(found):
