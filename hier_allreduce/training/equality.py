@@ -141,18 +141,6 @@ def copied(columns: Sequence[Column], devices: Sequence[Any]) -> List[Any]:
     return ops
 
 
-def start_anew(variables: Iterable[Any]) -> List[Any]:
-    """Return ops that give variables without a value their initial one."""
-    ops = []
-    for var in variables:
-        with _device_of(var):
-            has_value = tf1.is_variable_initialized(var)
-            value = tf1.cond(has_value, var.read_value, lambda var=var: var.initial_value)
-            ops.append(var.assign(value).op)
-    kept().copies.update(ops)
-    return ops
-
-
 def _assert_equal(columns: Sequence[Column]) -> Any:
     """Return an op that fails, and names the columns, if their variables are not equal."""
     equal = []
