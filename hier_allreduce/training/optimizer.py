@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -21,7 +20,7 @@ from ..planning.strategy import Strategy
 from .equality import broadcast, comparison, copied, watch
 from .hook import TowersHook
 from .options import Options, Transform, checked_options
-from .replicas import belongings, by_names, kept, with_read_columns, written_on
+from .replicas import belongings, by_names, kept, with_read_columns
 from .towers import Pairs, Towers
 from .update import update_towers
 
@@ -232,24 +231,19 @@ class TowerOptimizer:
         has tower 0's. ``options`` are those of a ``Scaffold``, without ``saver``.
         """
         with self._built().as_default(), outside_control_flow(), forget_colocation():
-            # One scaffold is for all updates of the graph, also those on other devices.
-            places = list(kept().columns)
-            columns = list(map(with_read_columns, places))
-            copies = {id(var) for column in chain(*columns) for var in column[1:]}
+            columns = with_read_columns()
+            copies = {id(var) for column in columns for var in column[1:]}
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
             # Tables and iterators are no variables, and TensorFlow saves them by default, too.
             saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
             saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
             restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-            restored = set(map(id, variables))
-            ops = [restore]
+            in_file = set(map(id, variables))
+            of_towers = [column for column in columns if id(column[0]) in in_file]
             with tf.control_dependencies([restore]):
-                for there, devices in zip(columns, places):
-                    ops += copied(
-                        [column for column in there if id(column[0]) in restored], devices
-                    )
-                saver.saver_def.restore_op_name = tf.group(*ops, name="restore_towers").name
+                restored = tf.group(restore, *copied(of_towers), name="restore_towers")
             watch()
+            saver.saver_def.restore_op_name = restored.name
             return tf1.train.Scaffold(saver=saver, **options)
 
     def _built(self) -> Any:
@@ -262,16 +256,15 @@ class TowerOptimizer:
         return self._graph
 
     def _comparison(self) -> Any:
-        return self._op(comparison, lambda devices: [written_on(devices)])
+        return self._op(comparison, lambda: [list(kept().columns.values())])
 
-    def _op(self, build: Any, columns_on: Any) -> Any:
-        """Return what ``build`` makes of columns on the devices; it is built once."""
+    def _op(self, build: Any, find: Any) -> Any:
+        """Return what ``build`` makes of the columns that are found; it is built once."""
         with self._built().as_default(), outside_control_flow(), forget_colocation():
-            columns, *others = columns_on(self.devices)
+            columns = find()
             # The names are in the key, because variables may be created after the op was built; the
             # flags are, because another update of these towers may have its own.
-            names = tuple(tuple(by_names(some)) for some in (columns, *others))
-            key = build, tuple(kept().flags), names
+            key = build, tuple(kept().flags), tuple(tuple(by_names(some)) for some in columns)
             if key not in self._ops:
-                self._ops[key] = build(columns, self.devices, *others)
+                self._ops[key] = build(*columns)
             return self._ops[key]

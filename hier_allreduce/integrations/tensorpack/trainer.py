@@ -23,7 +23,7 @@ from ...planning.strategy import Strategy
 from ...training.equality import broadcast, comparison
 from ...training.hook import TowersHook
 from ...training.options import Options, Transform, checked_options
-from ...training.replicas import columns_of, kept, unsaid_on, written_on
+from ...training.replicas import columns_of, kept, unsaid_among
 from ...training.towers import Column, Pairs, Towers
 from ...training.update import update_towers
 from .accumulation import with_ordered_accumulation
@@ -139,8 +139,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             use_vs=[tower > 0 for tower in towers],  # tower 0's variables have no prefix
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
-        kept().scopes[tuple(self.devices)][self._options.scopes] = None
-        completed = _with_missing_pairs(rows, columns_of(self.devices))
+        kept().devices, kept().scopes = tuple(self.devices), {self._options.scopes: True}
+        completed = _with_missing_pairs(rows, columns_of())
         # The state of all towers but the first is local, so that it is not saved.
         scope = lambda tower: override_to_local_variable(enable=tower > 0)  # noqa: E731
         ready = Towers(completed, self.devices, self._options, scope, "tensorpack")
@@ -152,8 +152,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             get_global_step_var()  # creates it if necessary
             # The variables of now are the same on all hosts: the chief's callbacks may add some.
             self._copies.append(self.cluster.broadcast(tf1.global_variables()))
-        columns = columns_of(self.devices)
-        self._copies.append(broadcast(columns, self.devices, unsaid_on(self.devices, columns)))
+        columns = columns_of()
+        self._copies.append(broadcast(columns, unsaid_among(columns)))
         # What callbacks load into a variable of tower 0, as setters of a rate do, reaches all.
         for first, *others in columns:
             first.load = partial(_load, first.load, others)
@@ -164,7 +164,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         hook = TowersHook(
             self._options,
             # Moving averages stay out, because tensorpack updates them on tower 0 only.
-            lambda: (comparison(written_on(self.devices), self.devices), self._copies),
+            lambda: (comparison(list(kept().columns.values())), self._copies),
             # What callbacks set at an epoch's end is copied before the first step of the next one.
             lambda: self.BROADCAST_EVERY_EPOCH and self.local_step == 0,
         )
