@@ -86,6 +86,7 @@ def test_what_follows_the_last_pass_is_told_so_too(found):
 def test_links(found):
     assert found.links == ((0, 1, 1, 1000, 6), (1, 0, 1, 1000, 7))
     assert found.links[0].speed == pytest.approx(1000 / 6e-3)
+    assert found.bars["copies that it sends"] == [(0, 27, 33), (1, 13, 20)]
 
 
 def test_without_an_all_reduce_of_known_devices_there_is_an_error():
