@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
-from functools import partial, update_wrapper
+from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple, Union
 
 from .. import configs
 from ..errors import HierAllreduceError
-from .algorithms import BY_NAME, WITH_GROUPS, Algorithm, name_of, schedules_of
+from .algorithms import BY_NAME, Algorithm, name_of, schedules_of
 from .plan import Plan, root_of
 from .schedules import rule
 
@@ -51,9 +51,8 @@ class Strategy:
             all towers, as far as their number is known, could be more bytes than that; where an
             optimizer is called that would then train unread slices, too, as ``"rows"``.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
-        wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
-            gradients travel in 16 bits and are added in float32. A value above 65504 becomes
-            infinite in float16.
+        wire_dtype: ``"float16"``, ``"bfloat16"``: float32 gradients travel in 16 bits and are added
+            in float32. A value above 65504 becomes infinite in float16.
         chunks: in place of ``chunk_bytes``: the number of equal chunks that hold all dense
             gradients of a dtype, one after another. With ``update="sharded"`` gradients are not
             cut, and each root has about as many bytes.
@@ -77,9 +76,6 @@ class Strategy:
     def __post_init__(self) -> None:
         if not callable(self.algorithm):
             configs.one_of(self.algorithm, "algorithm", ALGORITHMS)
-        # A dtype of TensorFlow or NumPy counts as its name. NumPy's may be classes.
-        wire_dtype = getattr(self.wire_dtype, "__name__", self.wire_dtype)
-        object.__setattr__(self, "wire_dtype", getattr(wire_dtype, "name", wire_dtype))
         for field, words in _WORDS_BY_FIELD.items():
             configs.one_of(getattr(self, field), field, words)
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
@@ -95,17 +91,12 @@ class Strategy:
             raise configs.refusal(self.chunks, "chunks", "no chunk_bytes beside it")
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))
         if self.groups is not None:
-            groups = []
             try:
-                for group in self.groups:
-                    groups.append(tuple(configs.whole_number(tower, "groups") for tower in group))
-            except (TypeError, HierAllreduceError):
+                groups = tuple(tuple(map(index, group)) for group in self.groups)
+            except TypeError:
                 expected = "tuples of towers: ((0, 1), (2, 3))"
                 raise configs.refusal(self.groups, "groups", expected) from None
-            object.__setattr__(self, "groups", tuple(groups))
-            if self.algorithm not in WITH_GROUPS:
-                algorithms = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
-                raise configs.refusal(self.groups, "groups", f"none, or with them {algorithms}")
+            object.__setattr__(self, "groups", groups)
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -123,11 +114,9 @@ class Strategy:
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
         """Return the strategy of a file's keys and values; raises the errors of :meth:`load`."""
-        known = [field.name for field in fields(cls)]
-        configs.check_keys(values, known, str(source))
         try:
             return cls(**values)
-        except HierAllreduceError as error:
+        except (HierAllreduceError, TypeError) as error:  # the second one names an unknown key
             raise HierAllreduceError(f"{source}: {error}") from None
 
 
@@ -137,22 +126,15 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     None is the default.
 
     Raises:
-        HierAllreduceError: the argument ``strategy=`` is invalid.
+        HierAllreduceError: it is something else.
     """
-    if strategy is None:
-        return Strategy()
     if isinstance(strategy, Strategy):
         return strategy
-    if not isinstance(strategy, (str, os.PathLike)):
-        expected = (
-            "a Strategy, an algorithm's name, or the name or path of a YAML file; a function goes"
-            " into Strategy(algorithm=…)"
-        )
-        raise configs.refusal(strategy, "strategy", expected)
     # An algorithm's name comes before a file's, so that no file of that name changes a program.
-    if strategy in ALGORITHMS:
-        return Strategy(algorithm=str(strategy))
-    return Strategy.load(strategy)
+    if isinstance(strategy, (str, os.PathLike)) and strategy not in ALGORITHMS:
+        return Strategy.load(strategy)
+    algorithm: Any = AUTO if strategy is None else strategy
+    return Strategy(algorithm)
 
 
 def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
@@ -163,20 +145,17 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     """
     # The rule decides what the strategy leaves open, so each choice replaces a field of its plan.
     plan = rule(towers, on_cpu)
-    algorithm = strategy.algorithm
-    if algorithm != AUTO:
-        function: Any = algorithm if callable(algorithm) else BY_NAME[algorithm]
-        if strategy.groups is not None:
-            function = update_wrapper(partial(function, groups=strategy.groups), function)
-        schedules = schedules_of(function, towers)
-        plan = plan._replace(algorithm=name_of(function), schedules=schedules)
+    algorithm = plan.algorithm if strategy.algorithm == AUTO else strategy.algorithm
+    function = BY_NAME[algorithm] if isinstance(algorithm, str) else algorithm
+    options = {} if strategy.groups is None else {"groups": strategy.groups}
+    schedules = schedules_of(function, towers, **options)
+    name = name_of(function)
     if strategy.main is not None:
-        schedule_by_root = {root_of(schedule): schedule for schedule in reversed(plan.schedules)}
-        if strategy.main not in schedule_by_root:
-            roots = ", ".join(map(str, sorted(schedule_by_root)))
-            fault = f"the sums of {plan.algorithm} are on towers {roots}; take one of these"
-            raise HierAllreduceError(f"main={strategy.main}: {fault}")
-        plan = plan._replace(schedules=(schedule_by_root[strategy.main],))
+        roots = list(map(root_of, schedules))
+        if strategy.main not in roots:
+            raise configs.refusal(strategy.main, "main", f"one of the roots of {name}: {roots}")
+        schedules = (schedules[roots.index(strategy.main)],)
+    plan = plan._replace(algorithm=name, schedules=schedules)
     size = sys.maxsize if strategy.chunks else strategy.chunk_bytes
     if size is not None:
         plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
