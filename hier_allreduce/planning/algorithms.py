@@ -114,16 +114,18 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Move]:
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
     """
-    groups = groups or two_groups(towers)
+    half = (towers + 1) // 2
+    groups = groups or (tuple(range(half)), tuple(range(half, towers)))
     if sorted(chain(*groups)) != list(range(towers)):
         raise refusal(groups, "groups", f"each of towers 0 to {towers - 1} once")
     # Chunk 0 has its root in the second half, because tensorpack's has.
-    root = (chunk + (towers + 1) // 2) % towers
-    # In each group one tower adds up.
-    place = next(group.index(root) for group in groups if root in group)
-    adders = [group[place % len(group)] for group in groups]
+    root = (chunk + half) % towers
+    # In each group one tower adds up. A lone tower leaves the second half empty.
+    members = [group for group in groups if group]
+    place = next(group.index(root) for group in members if root in group)
+    adders = [group[place % len(group)] for group in members]
     moves: List[Move] = []
-    for group, adder in zip(groups, adders):
+    for group, adder in zip(members, adders):
         moves.append(Reduce(_without(adder, group), adder))
 
     # The root adds up the other adders' sums: of those behind it first, as around a circle.
@@ -133,7 +135,7 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Move]:
 
     # Copies go the same way back, so groups come in reverse.
     moves += [Copy(root, adder) for adder in others]
-    for group, adder in reversed(list(zip(groups, adders))):
+    for group, adder in reversed(list(zip(members, adders))):
         moves += [Copy(adder, tower) for tower in _without(adder, group)]
     return moves
 
@@ -175,17 +177,6 @@ BY_NAME: Dict[str, Callable[..., List[Move]]] = {
 def _without(tower: int, group: Iterable[int]) -> Tuple[int, ...]:
     """Return the towers of a group without one of them."""
     return tuple(member for member in group if member != tower)
-
-
-def two_groups(towers: int) -> Groups:
-    """Return ⌈K/2⌉ and ⌊K/2⌋ neighbours; one tower is one group.
-
-    >>> two_groups(5)
-    ((0, 1, 2), (3, 4))
-    """
-    middle = (towers + 1) // 2
-    both = range(middle), range(middle, towers)
-    return tuple(tuple(group) for group in both if group)
 
 
 # ---- algorithms for a plan -----------------------------------------------------------------------

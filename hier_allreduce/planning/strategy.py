@@ -18,11 +18,6 @@ from .schedules import rule
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
 LEAST_CHUNK = 4096
-_WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
-    "sparse": (AUTO, "rows", "dense"),
-    "missing": ("error", "zeros"),
-    "wire_dtype": (None, "float16", "bfloat16"),
-}
 
 
 @dataclass(frozen=True)
@@ -76,8 +71,9 @@ class Strategy:
     def __post_init__(self) -> None:
         if not callable(self.algorithm):
             configs.one_of(self.algorithm, "algorithm", ALGORITHMS)
-        for field, words in _WORDS_BY_FIELD.items():
-            configs.one_of(getattr(self, field), field, words)
+        configs.one_of(self.sparse, "sparse", (AUTO, "rows", "dense"))
+        configs.one_of(self.missing, "missing", ("error", "zeros"))
+        configs.one_of(self.wire_dtype, "wire_dtype", (None, "float16", "bfloat16"))
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
         for field, least in (("chunk_bytes", 0), ("main", 0), ("chunks", 1)):
             integer = getattr(self, field)
@@ -158,6 +154,8 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     plan = plan._replace(algorithm=name, schedules=schedules)
     size = sys.maxsize if strategy.chunks else strategy.chunk_bytes
     if size is not None:
-        plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
-        plan = plan._replace(chunks=strategy.chunks or 1)
+        chunks = strategy.chunks or 1
+        return plan._replace(
+            chunk_bytes=size, pack_below=size, whole=False, tapers=False, chunks=chunks
+        )
     return plan
