@@ -41,7 +41,6 @@ _FROM_OTHER_HOSTS = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
-_INCARNATION = "incarnation"
 _NO_HOST_IS_GONE = (
     "all hosts answer, but one has started again, or was lost for a moment, or an op has failed."
     " TensorFlow's error"
@@ -171,7 +170,7 @@ class ClusterSession(tf1.Session):
                 " for each epoch; or let the data repeat (dataset.repeat()), and run the same"
                 f" number of steps on every host. After another error: {START_AGAIN}"
             )
-            if isinstance(error, _FROM_OTHER_HOSTS) or _INCARNATION in str(error):
+            if isinstance(error, _FROM_OTHER_HOSTS) or "incarnation" in str(error):
                 time.sleep(_CLOSING_SECONDS)
                 fault = self._health.fault() or f"{_NO_HOST_IS_GONE}: {str(error)[:_LONGEST]}"
                 self._health.let_others_find_it()
@@ -217,11 +216,12 @@ class ClusterSession(tf1.Session):
         differs = table != table[0]  # H × N
         differing = [names[n] for n in np.flatnonzero(differs.any(0))]
         if differing:
+            fault = f"after {count(self._sums, 'step')} the hosts' weights are different"
+            hosts = np.flatnonzero(differs.any(1))
+            listed = ", ".join(differing[:_MOST_LISTED])
             raise ClusterError(
-                f"after {count(self._sums, 'step')} the hosts' weights are different:"
-                f" {len(differing)} of {len(names)} variables are not the same on host 0 and on"
-                f" hosts {np.flatnonzero(differs.any(1))},"
-                f" {', '.join(differing[:_MOST_LISTED])} among them. {_EQUAL}"
+                f"{fault}: {len(differing)} of {len(names)} variables are not the same on host 0"
+                f" and on hosts {hosts}, {listed} among them. {_EQUAL}"
             )
 
     def _table(self, integers: Any) -> Any:
@@ -277,20 +277,19 @@ def _numbered(sequence: int, options: Optional[Any] = None) -> Any:
 
 def fetched_ops(graph: Any, fetches: Any) -> Tuple[Any, ...]:
     """Return the ops whose results, or end, a session is asked for."""
-    ops: List[Any] = []
+    leaves: List[Any] = []
     waiting = [fetches]
     while waiting:
         fetch = waiting.pop()
         # tf.nest would sort the keys of a mapping, which hooks need not allow.
         if isinstance(fetch, Mapping):
-            waiting += fetch.values()
-        elif isinstance(fetch, (list, tuple)):
+            fetch = list(fetch.values())
+        if isinstance(fetch, (list, tuple)):
             waiting += fetch
         else:
-            for leaf in tf.nest.flatten(fetch, expand_composites=True):
-                element = graph.as_graph_element(leaf)
-                ops.append(getattr(element, "op", element))
-    return tuple(ops)
+            leaves += tf.nest.flatten(fetch, expand_composites=True)
+    elements = map(graph.as_graph_element, leaves)
+    return tuple(getattr(element, "op", element) for element in elements)
 
 
 def _is_failure(error: Optional[BaseException]) -> bool:

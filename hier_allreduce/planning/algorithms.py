@@ -76,17 +76,14 @@ def tree(towers: int, chunk: int) -> List[Move]:
     # that neighbours add up whatever the root is.
     root = chunk % towers
     tower_at = [place ^ root for place in range(towers)]
-    is_power_of_two = towers & (towers - 1) == 0
-    if not is_power_of_two:
+    if towers & (towers - 1):  # K is no power of two
         tower_at = [(place + root) % towers for place in range(towers)]
 
-    # Join pairs, then pairs of pairs, by one hop each. Copies go back along the same hops.
+    # Join pairs, then pairs of pairs: each place goes to the one without its lowest bit, those with
+    # the smallest such bit first. Copies go back along the same hops.
     hops: List[Tuple[int, int]] = []
-    distance = 1
-    while distance < towers:
-        for place in range(0, towers - distance, 2 * distance):
-            hops.append((tower_at[place + distance], tower_at[place]))
-        distance *= 2
+    for place in sorted(range(1, towers), key=lambda place: place & -place):
+        hops.append((tower_at[place], tower_at[place & (place - 1)]))
     sums: List[Move] = [Reduce((src,), dst) for src, dst in hops]
     return sums + [Copy(dst, src) for src, dst in reversed(hops)]
 

@@ -186,7 +186,7 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
     if without:
         raise HierAllreduceError(f"in the end towers {without} do not have the sum of all towers")
     # A second copy to a tower costs time and brings nothing; two may even go in a circle.
-    if len(copies(schedule)) >= towers:
-        fault = f"{len(copies(schedule))} copies; {towers} towers need {towers - 1}"
-        raise HierAllreduceError(fault)
+    number = len(copies(schedule))
+    if number >= towers:
+        raise HierAllreduceError(f"{number} copies; {towers} towers need {towers - 1}")
     return (*reductions(schedule), *copies(schedule))

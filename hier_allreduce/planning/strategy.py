@@ -81,8 +81,7 @@ class Strategy:
                 object.__setattr__(self, field, configs.whole_number(integer, field, least))
         # Chunks below a page cost more than they carry, and a model would have millions of them.
         if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
-            expected = f"0, or {LEAST_CHUNK} bytes or more"
-            raise configs.refusal(self.chunk_bytes, "chunk_bytes", expected)
+            raise configs.refusal(self.chunk_bytes, "chunk_bytes", f"0, or {LEAST_CHUNK} or more")
         if None not in (self.chunks, self.chunk_bytes):
             raise configs.refusal(self.chunks, "chunks", "no chunk_bytes beside it")
         object.__setattr__(self, "edges", configs.switch(self.edges, "edges"))

@@ -55,7 +55,7 @@ def test_a_file_loads(tmp_path, encoding):
         ("- flat", "expected `key: value` lines"),
         ("algorithm: [", "not readable as YAML"),
         ("chunk_bytes: -1", "chunk_bytes=-1: expected a whole number of 0 or more"),
-        ("chunk_bytes: 4095", "chunk_bytes=4095: expected 0, or 4096 bytes or more"),
+        ("chunk_bytes: 4095", "chunk_bytes=4095: expected 0, or 4096 or more"),
         ("chunks: 0", "chunks=0: expected a whole number of 1 or more"),
         ("chunks: 8\nchunk_bytes: 4096", "chunks=8: expected no chunk_bytes"),
         ("chunk_bytes: 10MB", "chunk_bytes='10MB': expected"),
