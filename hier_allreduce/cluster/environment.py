@@ -54,7 +54,7 @@ class Job(NamedTuple):
 
 # The addresses of all hosts, and the index of this process.
 Place = Tuple[Tuple[str, ...], int]
-ALONE: Place = ("127.0.0.1:2222",), 0
+ALONE: Place = (("127.0.0.1:2222",), 0)
 
 
 def job_of(environ: Mapping[str, str]) -> Place:
