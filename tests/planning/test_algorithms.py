@@ -199,6 +199,13 @@ def test_published_schedules(algorithm, devices, chunk, expected):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("towers", [2, 4, 8, 16])
+def test_in_a_tree_neighbours_add_up_first_whatever_the_root_is(towers):
+    for chunk in range(towers):
+        for step in tree(towers, chunk)[: towers // 2]:
+            assert isinstance(step, Reduce) and step.srcs == (step.dst ^ 1,)
+
+
 @given(st.integers(2, 12), st.integers(0, 12), st.randoms(use_true_random=False))
 def test_any_groups_add_up(devices, chunk, rng):
     order = rng.sample(range(devices), devices)
