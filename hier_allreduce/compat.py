@@ -117,7 +117,7 @@ def add_control_edge(before: Any, after: Any) -> None:
 
 def is_eager(tensor: Any) -> bool:
     """Return whether ``tensor`` already has a value and belongs to no graph."""
-    return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"
+    return not hasattr(tensor, "graph")
 
 
 def replica_values(distributed: Any) -> Tuple[Any, ...]:
