@@ -30,10 +30,11 @@ tf1 = tf.compat.v1
 # ---- dtypes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.tf2
 @pytest.mark.cpu_only("GPUs add up two of them, and not three")
 @pytest.mark.parametrize("towers", [2, 3, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_uint16_is_added_in_every_tensorflow(algorithm, towers):
+def test_uint16_is_added(algorithm, towers):
     values = [[np.full([3], 1 + tower, "uint16")] for tower in range(towers)]
     rows = executed(values, gpus_or_cpus(towers), strategy=Strategy(algorithm))
     for (total,) in rows:
