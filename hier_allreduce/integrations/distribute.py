@@ -132,7 +132,8 @@ def _all_reduced(
     # Keras adds up first batches, of 32 by default, in a way that needs them to be equal.
     if _BATCH % len(devices):
         log_once(f"{len(devices)} replicas: batches: multiples of {len(devices)}, for Keras")
-    return all_reduce(checked_layout(call._replace(front_end="keras", arguments=arguments)))
+    layout = checked_layout(call._replace(front_end="keras", arguments=arguments))
+    return all_reduce(call.rows, layout)
 
 
 def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:

@@ -31,7 +31,7 @@ from .towers import Applied, Pairs, Towers, added_ops
 def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Applied:
     """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``."""
     hold_owners(optimizer, towers, dict.fromkeys(range(len(towers.columns)), (0,)))
-    grads = towers.transformed(0, reduce(towers.lay_out(), 0))
+    grads = towers.transformed(0, reduce(towers.grads, towers.lay_out(), 0))
     with tf1.device(towers.devices[0]), towers.scope(0):
         ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), arguments)
     return Applied(ends, added, [grads])
@@ -53,7 +53,7 @@ def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
     # A transform may need all gradients of a tower, such as their norm.
     is_plain = towers.options.transform is None
-    reduced = reduce_scatter(layout) if is_plain else towers.reduce(layout)
+    reduced = reduce_scatter(towers.grads, layout) if is_plain else towers.reduce(layout)
     for tower, grads in enumerate(reduced):
         for n, grad in enumerate(grads):
             if grad is not None and n not in roots:

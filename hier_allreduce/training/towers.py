@@ -88,7 +88,7 @@ class Towers(NamedTuple):
 
     def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        reduced = all_reduce(layout or self.lay_out())
+        reduced = all_reduce(self.grads, layout or self.lay_out())
         return [self.transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def reads(self, reduced: Sequence[Sequence[Any]]) -> Reads:
