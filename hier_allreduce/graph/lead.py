@@ -32,7 +32,8 @@ since the first sum needs it. An exception is what only later gradients need, su
 early layer. It has one number, and only an op between two numbers above 0 waits.
 
 A ``session.run`` that fetches gradients before they are reduced also runs the sums for which these
-wait, and it then needs the inputs of all towers.
+wait, and it then needs the inputs of all towers. A session that has run since the pass was built
+does not see the edges: TensorFlow logs so.
 """
 
 from __future__ import annotations
