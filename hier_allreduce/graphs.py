@@ -8,8 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from typing import Any, Callable, Container, Dict, Iterable, List, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Sequence, Set, Tuple
 from weakref import WeakSet
 
 # Each of these ops changes one variable, and has changed it when it ends.
@@ -63,16 +62,17 @@ class GraphMemory:
         self.compared: Dict[str, str] = {}
         self.compares_hosts = True  # whether they do
 
-        # Whose the variables are, by K devices: columns of K replicas by their names.
-        # What tells towers apart in names: the scopes that each user gave, or the names of rows.
-        self.scopes: Dict[Any, Dict[Any, None]] = defaultdict(dict)
-        # Those of rows, and of all that updates write.
-        self.columns: Dict[Any, Dict[Any, Any]] = defaultdict(dict)
+        # Whose the variables are.
+        self.devices: Tuple[Any, ...] = ()  # K, once there is an update
+        # What tells towers apart in names, and whether a user gave it: scopes, or names of rows.
+        self.scopes: Dict[Any, bool] = {}
+        # The columns of K replicas that rows have, or updates write, by their names.
+        self.columns: Dict[Tuple[str, ...], Sequence[Any]] = {}
         # The towers whose gradients read a variable, by the op that makes it, if not all do.
-        self.read: Dict[Any, Dict[Any, Set[int]]] = defaultdict(dict)
+        self.read: Dict[Any, Set[int]] = {}
         self.flags: List[Any] = []  # those of all updates, by which towers are known to be equal
-        # The columns that are equal since init_op has run, by K devices.
-        self.vouched: Dict[Any, Set[Any]] = defaultdict(set)
+        self.initializers: List[Any] = []  # after these, towers may differ
+        self.vouched: Set[Any] = set()  # the names of columns that are equal since init_op has run
         self.copies: Set[Any] = set()  # the ops that copy variables, which no program computes
 
         # Who updates them.

@@ -49,14 +49,12 @@ def cells_of(machine, pass_ms):
 
 
 def numbers(cells, name):
-    """Return the step and the exposed time, in ms; the range of the runs if there are several."""
-    of_name = [cell for cell in cells if name in cell["contenders"]]
-    if not of_name:
-        return "–", "–"
-    exposed = exposed_in(of_name, name)
-    steps = [cell["base_ms"] + ms for cell, ms in zip(of_name, exposed)]
+    """Return the exposed time, in ms; the range of the runs if there are several."""
+    exposed = exposed_in(cells, name)
+    if not exposed:
+        return "–"
     spread = f" ({min(exposed):.1f}–{max(exposed):.1f})" if len(exposed) > 1 else ""
-    return f"{median(steps):.1f}", f"{median(exposed):.1f}{spread}"
+    return f"{median(exposed):.1f}{spread}"
 
 
 def exposed_in(cells, name):
@@ -73,25 +71,22 @@ def exposed_by_name(machine, pass_ms):
 
 
 def table():
-    """Return the table: a row for each all-reduce, the step and the exposed time by column.
-
-    A sentence follows.
-    """
-    rows = [["one H100 as"]]
-    for title in KINDS.values():
-        rows[0] += [f"{title}: step, ms", "exposed, ms"]
-    for name, title in NAMES.items():
-        cells = [numbers(cells_of(*kind), name) for kind in KINDS]
-        rows.append([title, *(number for pair in cells for number in pair)])
-    return f"{markdown(rows)}\n\n{about()}"
+    """Return the table of the exposed times in all columns, and two sentences."""
+    bases = [median(cell["base_ms"] for cell in cells_of(*place)) for place in KINDS]
+    without = ", ".join(f"{ms:.1f}" for ms in bases)
+    return f"{exposed_table(KINDS)}\n\nA step without all-reduce: {without} ms. {about()}"
 
 
 def short_table():
     """Return README's table: the exposed time where 8 and 2 logical GPUs have a pass."""
-    places = [kind for kind, title in KINDS.items() if title in COLUMNS_OF_SHORT]
-    rows = [["exposed, ms", *(f"one H100 as {title}" for title in COLUMNS_OF_SHORT)]]
+    return exposed_table([place for place, title in KINDS.items() if title in COLUMNS_OF_SHORT])
+
+
+def exposed_table(places):
+    """Return a table with a row for each all-reduce that ran in one of the columns."""
+    rows = [["exposed, ms", *(f"one H100 as {KINDS[place]}" for place in places)]]
     for name, title in NAMES.items():
-        cells = [numbers(cells_of(*place), name)[1] for place in places]
+        cells = [numbers(cells_of(*place), name) for place in places]
         if set(cells) != {"–"}:
             rows.append([title, *cells])
     return markdown(rows)

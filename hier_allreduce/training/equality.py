@@ -40,9 +40,8 @@ _FLAG = "hier_allreduce_the_towers_are_equal_since_init_op_has_run"
 
 
 class Flag(NamedTuple):
-    """The variables that a flag vouches for, by K devices and the names of their columns."""
+    """The variables that a flag vouches for, by the names of their columns."""
 
-    devices: Tuple[Any, ...]
     names: Tuple[Names, ...]
 
     def take(self, is_needed: bool = True) -> Any:
@@ -65,40 +64,39 @@ class Flag(NamedTuple):
         return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=f"{_FLAG}_{digest}")
 
 
-def flags_of(written: Sequence[Column], devices: Sequence[Any]) -> List[Flag]:
+def flags_of(written: Sequence[Column]) -> List[Flag]:
     """Return the flags that vouch for columns, with a new one for those that have none yet."""
-    flags = kept().flags
-    vouched = set(chain(*(flag.names for flag in flags if flag.devices == tuple(devices))))
-    new = [names for names in by_names(written) if names not in vouched]
-    if new and len(devices) > 1:
-        flags.append(Flag(tuple(devices), tuple(new)))
-    # A step also takes the flags of other towers that have one of its variables.
-    names = set(chain(*by_names(written)))
-    return [flag for flag in flags if not names.isdisjoint(chain(*flag.names))]
+    memory, names = kept(), by_names(written)
+    vouched = set(chain(*(flag.names for flag in memory.flags)))
+    new = tuple(of_column for of_column in names if of_column not in vouched)
+    if new and len(memory.devices) > 1:
+        memory.flags.append(Flag(new))
+    return [flag for flag in memory.flags if not names.keys().isdisjoint(flag.names)]
 
 
-def watch(trained: Iterable[Column] = ()) -> None:
+def watch(trained: Sequence[Column] = ()) -> None:
     """Let initializers of ``trained`` columns clear the flags, and restores of what is equal.
 
     Equal is what updates write, and what ``init_op`` copies or compares. Initializers of slots do
-    not clear them, because a warm restart leaves the towers equal. TensorFlow logs a warning if a
-    session has run before, and does not see an edge of an op that existed then.
+    not clear them, because a warm restart leaves the towers equal. All of a graph's do, because a
+    step may read what another one trains. TensorFlow logs a warning if a session has run before,
+    and does not see an edge of an op that existed then.
     """
-    graph = outer_graph()
-    initializers = [var.initializer for var in chain(*trained) if var.initializer is not None]
+    memory, graph = kept(), outer_graph()
+    initializers = (var.initializer for var in chain(*trained))
+    memory.initializers += [op for op in initializers if op is not None]
     restores = (op for op in graph.get_operations() if op.type == "RestoreV2")
     restored: Dict[str, List[Any]] = defaultdict(list)
     for maker, ops in uses_by_variable(needed_by(restores, sources_of=_users_of_value)).items():
         name, *_ = identity(maker)
         restored[name] += ops
     with outside_control_flow():
-        for flag in kept().flags:
-            ops = list(initializers)
-            for name in set(chain(*flag.names, *kept().vouched[flag.devices])):
+        for flag in memory.flags:
+            ops = list(memory.initializers if trained else ())
+            for name in set(chain(*flag.names, *memory.vouched)):
                 same, *_ = identity(graph.get_operation_by_name(name))
                 ops += restored.get(same, ())
-            if ops:
-                wait(ops, [flag.take(is_needed=False)])
+            wait(ops, [flag.take(is_needed=False)])
 
 
 def _users_of_value(op: Any) -> List[Any]:
@@ -110,30 +108,28 @@ def _users_of_value(op: Any) -> List[Any]:
 # ---- copies and comparisons ----------------------------------------------------------------------
 
 
-def broadcast(
-    columns: Sequence[Column], devices: Sequence[Any], unsaid: Sequence[Column] = ()
-) -> Any:
+def broadcast(columns: Sequence[Column], unsaid: Sequence[Column] = ()) -> Any:
     """Return an op that copies tower 0's variables to the other towers, which then are equal.
 
     It ends with an error if towers differ in ``unsaid`` columns.
     """
     ends = [_assert_equal(unsaid)] if unsaid else []
-    ends += copied(columns, devices)
-    kept().vouched[tuple(devices)].update(by_names([*columns, *unsaid]))
+    ends += copied(columns)
+    memory = kept()
+    memory.vouched.update(by_names([*columns, *unsaid]))
     watch()
     with tf.control_dependencies(ends):
-        flags = [flag.give() for flag in kept().flags if flag.devices == tuple(devices)]
-        return tf.group(*ends, *flags)
+        return tf.group(*ends, *(flag.give() for flag in memory.flags))
 
 
-def copied(columns: Sequence[Column], devices: Sequence[Any]) -> List[Any]:
+def copied(columns: Sequence[Column]) -> List[Any]:
     """Return ops that give the other towers the values of tower 0's variables."""
     on_tower_0 = []
     for column in columns:
         with _device_of(column[0]):
             on_tower_0.append(column[0].read_value())
     ops = []
-    for column, values in zip(columns, zip(*copies_of(on_tower_0, devices))):
+    for column, values in zip(columns, zip(*copies_of(on_tower_0, kept().devices))):
         for var, value in zip(column[1:], values[1:]):
             with _device_of(var):
                 ops.append(var.assign(value).op)
@@ -155,14 +151,13 @@ def start_anew(variables: Iterable[Any]) -> List[Any]:
 
 def _assert_equal(columns: Sequence[Column]) -> Any:
     """Return an op that fails, and names the columns, if their variables are not equal."""
-    equal = []
-    for column in columns:
-        values = tf.stack([_fingerprint_of(var) for var in column])
-        equal.append(tf.reduce_all(tf.equal(values, values[0])))
+    fingerprints = _fingerprints(columns)
     with tf1.device("/cpu:0"):
+        values = tf.reshape(tf.stack(fingerprints), [len(columns), -1])
+        is_equal = tf.reduce_all(tf.equal(values, values[:, :1]), 1)
         names = tf.constant([column[0].op.name for column in columns])
         return tf1.Assert(
-            tf.reduce_all(equal),
+            tf.reduce_all(is_equal),
             [
                 "hier_allreduce: towers differ in variables that their gradients read, and nobody"
                 " said whose they are. Add tower 0's to the collection MODEL_VARIABLES, with which"
@@ -170,7 +165,7 @@ def _assert_equal(columns: Sequence[Column]) -> Any:
                 " has its own, such as its share of the data. If its name differs by more than the"
                 " tower's scope, name the layer, or list the copies in the rows, with the gradient"
                 " None:",
-                tf.boolean_mask(names, tf.logical_not(tf.stack(equal))),
+                tf.boolean_mask(names, tf.logical_not(is_equal)),
             ],
             summarize=len(columns),
         )
@@ -184,23 +179,16 @@ def _device_of(var: Any) -> Any:
     return tf1.device(var.device or None)
 
 
-def comparison(columns: Sequence[Column], devices: Sequence[Any]) -> Callable[[Any], str]:
+def comparison(columns: Sequence[Column]) -> Callable[[Any], str]:
     """Return a function that compares all towers in a session, to the bit; its ops are added now.
 
     It returns which tower differs, and in which variables; "" if none does.
     """
     names = [column[0].op.name for column in columns]
-    fingerprints: List[List[Any]] = [[] for _ in devices]  # K×V
-    before: List[Any] = []
-    for column in columns:
-        for var, fingerprints_there in zip(column, fingerprints):
-            # One after another, because the CPU needs a copy of each value that is on a GPU.
-            with tf.control_dependencies(before):
-                before = [_fingerprint_of(var)]
-            fingerprints_there += before
+    fingerprints = _fingerprints(columns)
 
     def compare(session: Any) -> str:
-        values = np.array(session.run(fingerprints))
+        values = np.array(session.run(fingerprints)).reshape(len(columns), -1).T  # K×V
         for tower, differ in enumerate(values != values[0]):
             if differ.any():
                 variables = count(int(differ.sum()), "variable")
@@ -211,7 +199,11 @@ def comparison(columns: Sequence[Column], devices: Sequence[Any]) -> Callable[[A
     return compare
 
 
-def _fingerprint_of(var: Any) -> Any:
-    """Return the fingerprint of a variable's value, which is read where the variable is."""
-    with _device_of(var):
-        return fingerprint(var.read_value())
+def _fingerprints(columns: Sequence[Column]) -> List[Any]:
+    """Return V·K fingerprints of the values of variables, read where these are."""
+    fingerprints: List[Any] = []
+    for var in chain(*columns):
+        # One after another, because the CPU needs a copy of each value that is on a GPU.
+        with tf.control_dependencies(fingerprints[-1:]), _device_of(var):
+            fingerprints.append(fingerprint(var.read_value()))
+    return fingerprints

@@ -25,9 +25,8 @@ from .replicas import (
     belongings,
     by_names,
     kept,
-    named_on,
+    named_columns,
     with_read_columns,
-    written_on,
 )
 from .towers import Column, Pairs, Towers
 from .update import update_towers
@@ -204,7 +203,7 @@ class TowerOptimizer:
             RuntimeError: from TensorFlow: the graph is finalized, and this needs new ops.
         """
         with self._built().as_default():
-            model, unsaid = belongings(self.devices)
+            model, unsaid = belongings()
         return self._op(broadcast, model, unsaid)
 
     def check_replicas(self, session: Any) -> None:
@@ -243,10 +242,8 @@ class TowerOptimizer:
         of another shape than tower 0's or, with a saver of yours, those that it does not restore.
         """
         with self._built().as_default(), outside_control_flow(), forget_colocation():
-            # One scaffold is for all updates of the graph, also those on other devices.
-            places = list(kept().columns)
-            columns = list(map(with_read_columns, places))
-            with_copies = chain(*columns, *map(named_on, places))
+            columns = with_read_columns()
+            with_copies = [*columns, *named_columns()]
             copies = set(map(id, chain(*(column[1:] for column in with_copies))))
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
             has_value = set(map(id, variables))  # once a checkpoint is restored
@@ -255,16 +252,13 @@ class TowerOptimizer:
                 saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
                 saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
                 restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-                of_towers: List[List[Column]] = []
-                for there in columns:
-                    of_towers.append([column for column in there if id(column[0]) in has_value])
+                of_towers = [column for column in columns if id(column[0]) in has_value]
                 with tf.control_dependencies([restore]):
-                    ops = chain([restore], *map(copied, of_towers, places))
-                    restored = tf.group(*ops, name="restore_towers")
+                    restored = tf.group(restore, *copied(of_towers), name="restore_towers")
                 watch()
                 saver.saver_def.restore_op_name = restored.name
                 options["saver"] = saver
-                has_value.update(map(id, chain(*chain(*of_towers))))
+                has_value.update(map(id, chain(*of_towers)))
             anew = [var for var in tf1.global_variables() if id(var) not in has_value]
             if anew:
                 local = options.get("local_init_op")
@@ -286,7 +280,7 @@ class TowerOptimizer:
 
     def _comparison(self) -> Any:
         with self._built().as_default():
-            written = written_on(self.devices)
+            written = list(kept().columns.values())
         return self._op(comparison, written)
 
     def _op(self, build: Any, *columns: Sequence[Column]) -> Any:
@@ -296,5 +290,5 @@ class TowerOptimizer:
             # flags are, because another update of these towers may have its own.
             key = build, tuple(kept().flags), tuple(tuple(by_names(some)) for some in columns)
             if key not in self._ops:
-                self._ops[key] = build(columns[0], self.devices, *columns[1:])
+                self._ops[key] = build(*columns)
             return self._ops[key]

@@ -16,59 +16,48 @@ broadcasts the parameters; ZeRO stage 1 (Rajbhandari and others, 2020).
 from __future__ import annotations
 
 from collections import abc
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import tensorflow as tf
 
 from ..compat import slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
 from ..graph import all_gather, reduce, reduce_scatter
+from ..graph.layout import Layout
 from ..graphs import needed_by
 from .replicas import columns_of, hold_owners
 from .towers import Applied, Pairs, Towers, added_ops
 
 
-def apply_once(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Applied:
+def apply_once(
+    optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]
+) -> Applied:
     """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``."""
     hold_owners(optimizer, towers, dict.fromkeys(range(len(towers.columns)), (0,)))
-    grads = towers.transformed(0, reduce(towers.grads, towers.lay_out(), 0))
+    grads = towers.transformed(0, reduce(towers.grads, layout, 0))
     with tf1.device(towers.devices[0]), towers.scope(0):
         ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), arguments)
     return Applied(ends, added, [grads])
 
 
-def apply_sharded(optimizer: Any, towers: Towers) -> Applied:
+def apply_sharded(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
     """Update each variable on its root, by one of the ``KNOWN`` optimizers.
 
     Roots have about equal bytes of this update.
-
-    Raises:
-        HierAllreduceError: the transform gives a variable a gradient that has none on any tower.
     """
-    variables = towers.variables
-    layout = towers.lay_out(
-        [var.dtype.size * (var.shape.num_elements() or 0) for var in variables[0]]
-    )
-    roots = layout.roots()
+    variables, roots = towers.variables, layout.roots()
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
     # A transform may need all gradients of a tower, such as their norm.
     is_plain = towers.options.transform is None
     reduced = reduce_scatter(towers.grads, layout) if is_plain else towers.reduce(layout)
-    for tower, grads in enumerate(reduced):
-        for n, grad in enumerate(grads):
-            if grad is not None and n not in roots:
-                raise HierAllreduceError(
-                    f"{towers.place(tower, n)}: transform returned a gradient, but no tower has one"
-                    " to reduce, so the variable has no root that would update it; return None for"
-                    " it, or use update='replicated'"
-                )
-    # Slots have the names of tower 0, because a checkpoint is to be that of one device.
-    pairs = [
-        (reduced[root][n], _named_like(variables[0][n], variables[root][n]))
-        for n, root in sorted(roots.items())
-    ]
+    pairs = []
+    for n, on_tower_0 in enumerate(variables[0]):
+        # Tower 0 updates what has no root, because a transform may return a gradient for it.
+        root = roots.get(n, 0)
+        # Slots have its names, because a checkpoint is to be that of one device.
+        pairs.append((reduced[root][n], _named_like(on_tower_0, variables[root][n])))
     ends, added = _called(optimizer, pairs, {})
-    return Applied(ends, added, reduced, (), roots, lambda values: all_gather(values, layout))
+    return Applied(ends, added, reduced, roots, lambda values: all_gather(values, layout))
 
 
 def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[List[Any], Set[Any]]:
@@ -86,10 +75,10 @@ def _called(optimizer: Any, pairs: Pairs, arguments: Dict[str, Any]) -> Tuple[Li
     return ends, added & needed_by(getattr(end, "op", end) for end in ends)
 
 
-def on_tower_0(arguments: Dict[str, Any], devices: Sequence[Any]) -> Dict[str, Any]:
+def on_tower_0(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Return arguments with tower 0's variables for any tower's: a program knows all of them."""
     own_by_id: Dict[int, Any] = {}
-    for column in columns_of(devices):
+    for column in columns_of():
         own_by_id.update(dict.fromkeys(map(id, column), column[0]))
     return {key: _on_tower_0(argument, own_by_id) for key, argument in arguments.items()}
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import replace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import tensorflow as tf
 
-from ..compat import outer_graph, slots_in_any_scope, tensor_of, tf1
+from ..compat import outer_graph, slots_in_any_scope, tf1
 from ..errors import HierAllreduceError
+from ..graph.layout import Layout
 from ..graphs import needed_by
 from ..planning.strategy import AUTO
 from .reads import identity
-from .replicas import hold_owners
+from .replicas import by_names, hold_owners, kept
 from .towers import Applied, Towers, added_ops
 
 _train = tf1.train
@@ -66,13 +67,14 @@ def why_once(optimizer: Any, towers: Towers) -> str:
     if replaced:
         return f"{replaced[0]} of this {optimizer_class.__name__} was replaced"
     for variables in towers.variables:
-        identities = [identity(tensor_of(var).op) for var in variables]
-        for n, var in enumerate(variables):
+        seen: Set[Any] = set()
+        for var in variables:
             if getattr(var, "constraint", None) is not None:
                 return f"{var.op.name!r} has a constraint"
             # Nothing orders its two updates, so that towers would differ.
-            if identities.index(identities[n]) != n:
+            if identity(var.op) in seen:
                 return f"{var.op.name!r} is twice in its row"
+            seen.add(identity(var.op))
     return ""
 
 
@@ -89,7 +91,7 @@ def with_slices(optimizer: Any, towers: Towers) -> Towers:
     return towers._replace(options=options._replace(strategy=strategy))
 
 
-def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
+def apply_replicated(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
     """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
 
     Raises:
@@ -105,7 +107,7 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
             " other's. Give each loss a TowerOptimizer with another optimizer, or add the losses"
             " up, or use update='once'"
         )
-    reduced = towers.reduce()
+    reduced = towers.reduce(layout)
     rates = _rates_of(optimizer)
     ends: List[Any] = []
     owns: List[Any] = []
@@ -122,7 +124,8 @@ def apply_replicated(optimizer: Any, towers: Towers) -> Applied:
     # What the update prepared, such as the tensor of a rate, is read by summaries.
     prepared = {key: held for key, held in vars(owns[0]).items() if key not in rates}
     vars(optimizer).update(prepared)
-    return Applied(ends, added & needed_by(ends), reduced, list(zip(*state)))
+    kept().columns.update(by_names(zip(*state)))
+    return Applied(ends, added & needed_by(ends), reduced)
 
 
 def _rates_of(optimizer: Any) -> Dict[str, Any]:
@@ -149,8 +152,8 @@ def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], variables: 
         return own
     # The powers have the tower's scope, and are local where its variables are: tensorpack makes
     # these local, so that they are not saved.
-    local_ids = set(map(id, tf1.local_variables()))
-    is_local = not local_ids.isdisjoint(map(id, variables))
+    local = {var.op for var in tf1.local_variables()}
+    is_local = any(var.op in local for var in variables)
 
     def create_on_tower(creator: Any, **options: Any) -> Any:
         options["name"] = f"tower{tower}/{options['name']}"
@@ -167,8 +170,7 @@ def _optimizer_of(tower: int, optimizer: Any, rates: Dict[str, Any], variables: 
         optimizer._non_slot_dict[power.op.name, power.graph] = power
         return power
 
-    vars(own)["_non_slot_dict"] = {}
-    vars(own)["_create_non_slot_variable"] = create_own
+    vars(own).update(_non_slot_dict={}, _create_non_slot_variable=create_own)
     return own
 
 
@@ -180,5 +182,4 @@ def _state_of(optimizer: Any, variables: List[Any]) -> List[Any]:
         slots = [optimizer.get_slot(var, slot_name) for var in variables]
         state += [slot for slot in slots if slot is not None]
     # A key has the graph too: an optimizer may have powers in several graphs.
-    powers = {key[0]: var for key, var in optimizer._non_slot_dict.items() if key[1] is graph}
-    return state + [powers[power] for power in sorted(powers)]
+    return state + [var for key, var in optimizer._non_slot_dict.items() if key[1] is graph]

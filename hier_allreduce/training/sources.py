@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Set
 
 import tensorflow as tf
 
-from ..compat import outer_graph, tensor_of
+from ..compat import outer_graph
 from ..errors import HierAllreduceError
 from ..graph.names import where
 from ..graph.record import all_reduces
@@ -21,35 +21,39 @@ from ..graphs import needed_by
 from .reads import (
     WITHOUT_BATCH,
     Uses,
-    may_write,
+    inputs_of,
     ops_of_gradients,
     outer_ops,
     uses_by_variable,
+    writers_by_variable,
 )
 from .towers import Column, Towers
 
 
 class Sources:
-    """The ops that the gradients of some, but not all, of K towers need."""
+    """The ops that the gradients of some, but not all, of K towers need.
 
-    def __init__(self, towers: Towers):
+    Args:
+        optimizer: the class of the one that updates.
+        towers: the towers.
+    """
+
+    def __init__(self, optimizer: str, towers: Towers):
+        self._optimizer = optimizer
         self._towers = towers
-        needed = [needed_by(ops_of_gradients(grads)) for grads in towers.grads]
-        common = set.intersection(*needed)
-        self._towers_by_op: Dict[Any, Set[int]] = defaultdict(set)
-        for tower, ops in enumerate(needed):
-            for op in ops - common:
-                self._towers_by_op[op].add(tower)
+        towers_by_op: Dict[Any, Set[int]] = defaultdict(set)
+        for tower, grads in enumerate(towers.grads):
+            for op in needed_by(ops_of_gradients(grads)):
+                towers_by_op[op].add(tower)
+        self._towers_by_op = self._of_some(towers_by_op)
         self._uses = uses_by_variable(self._towers_by_op)
-
-    def read(self) -> Dict[Any, Set[int]]:
-        """Return the towers that use a variable, by the op that makes it, if not all do."""
-        # What all towers share, such as a table of the program's own, needs no copies.
+        # The towers that use a variable, by the op that makes it. What all towers share, such as a
+        # table of the program's own, needs no copies.
         read = {source: self._towers_of(ops) for source, ops in self._uses.items()}
-        return {source: k for source, k in read.items() if len(k) < len(self._towers.devices)}
+        self.read = self._of_some(read)
 
     def check(
-        self, ends: Sequence[Any], uses: Uses, columns: Sequence[Column], optimizer: str
+        self, ends: Sequence[Any], uses: Uses, written: Uses, columns: Sequence[Column]
     ) -> None:
         """Check that an update uses nothing that only some towers compute or write.
 
@@ -58,26 +62,25 @@ class Sources:
         Args:
             ends: its last ops, or tensors.
             uses: its ops that use a variable.
+            written: those that may write one.
             columns: variables of which every tower has a copy.
-            optimizer: its class.
         """
         # What is computed of all towers, such as their mean loss, belongs to none.
         found = self._found(ends, uses)
         towers = self._towers_of(found)
-        if 0 < len(towers) < len(self._towers.devices):
-            raise self._refusal(optimizer, min(op.name for op in found), towers)
+        if towers and len(towers) < len(self._towers.devices):
+            raise self._refusal(min(op.name for op in found), towers)
         # A forward pass may write what is trained, such as a start that depends on the data.
-        trained = {tensor_of(var).op for var in chain(*self._towers.columns)}
-        copied = {tensor_of(var).op for var in chain(*columns)}
+        trained = {var.op for var in chain(*self._towers.columns)}
+        copied = {var.op for var in chain(*columns)}
+        writes = writers_by_variable(self._uses)
         both = self._uses.keys() & uses.keys() - trained
         for source in sorted(both, key=lambda op: str(op.name)):
-            readers = self._towers_of(self._uses[source])
-            if any(map(may_write, self._uses[source])):
-                raise self._refusal(optimizer, source.name, readers)
-            is_alone = len(readers) < len(self._towers.devices) and source not in copied
-            if is_alone and any(map(may_write, uses[source])):
+            if source in writes:
+                raise self._refusal(source.name, self._towers_of(self._uses[source]))
+            if source in self.read.keys() & written.keys() - copied:
                 raise HierAllreduceError(
-                    f"{where(min(readers), self._towers.devices)}: the update writes"
+                    f"{where(min(self.read[source]), self._towers.devices)}: the update writes"
                     f" {source.name!r}, which only this tower's gradients read; nobody can tell"
                     " what copies of it the other towers have. Let names differ by the tower's"
                     " scope only, or give TowerOptimizer(…, scopes=…), or list it in the rows, at"
@@ -86,15 +89,20 @@ class Sources:
         # No update on one device uses another tower's variable, because there is none.
         for column in columns if self._towers.update == "once" else ():
             for tower, var in enumerate(column[1:], 1):
-                if tensor_of(var).op in uses:
-                    raise self._refusal(optimizer, var.op.name, {tower})
+                if var.op in uses:
+                    raise self._refusal(var.op.name, {tower})
+
+    def _of_some(self, towers: Dict[Any, Set[int]]) -> Dict[Any, Set[int]]:
+        """Return what has some, but not all, towers."""
+        return {key: some for key, some in towers.items() if len(some) < len(self._towers.devices)}
 
     def _towers_of(self, ops: Iterable[Any]) -> Set[int]:
         return set(chain(*map(self._towers_by_op.__getitem__, ops)))
 
-    def _refusal(self, optimizer: str, name: str, towers: Set[int]) -> HierAllreduceError:
+    def _refusal(self, name: str, towers: Set[int]) -> HierAllreduceError:
+        tower = where(min(towers), self._towers.devices)
         return HierAllreduceError(
-            f"{optimizer}: the update uses {name!r}, of {where(min(towers), self._towers.devices)}"
+            f"{self._optimizer}: the update uses {name!r}, of {tower}"
             " only, and would take it for that of all. Use the variables that apply_gradients gets,"
             " and compute all else there, from the reduced gradients, or before the towers, or from"
             " all towers'"
@@ -112,8 +120,7 @@ class Sources:
 
         def data_of(op: Any) -> List[Any]:
             is_end = op.name.startswith(all_reduced) or is_of_some(op)
-            inputs = () if is_end else op.inputs
-            return [outside.get(tensor.op, tensor.op) for tensor in inputs]
+            return [] if is_end else [outside.get(source, source) for source in inputs_of(op)]
 
         last = [getattr(end, "op", end) for end in ends]
         return list(filter(is_of_some, needed_by([*last, *chain(*uses.values())], (), data_of)))

@@ -12,7 +12,6 @@ from typing import (
     List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
     Set,
     Tuple,
@@ -29,7 +28,7 @@ from ..graph.names import variable_names, where
 from ..graph.rows import grads_in, variables_in
 from ..graph.substitution import Call
 from .options import Options
-from .reads import Reads, states_among
+from .reads import has_state, initial_ops
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 Column = Sequence[Any]  # the K replicas of one variable
@@ -42,11 +41,10 @@ class Applied(NamedTuple):
     ends: List[Any]  # the last ops, or tensors
     added: Set[Any]  # all ops
     reduced: Sequence[Sequence[Any]]  # the rows of gradients that it got
-    state: Sequence[Column] = ()  # the slots and powers of beta that it made
     # If each variable has a root: that tower, by the variable's place in the row, and what copies N
     # values from there to all, K×N out.
     roots: Mapping[int, int] = MappingProxyType({})
-    copy: Optional[Callable[[List[Any]], Sequence[Sequence[Any]]]] = None
+    copy: Callable[[List[Any]], Sequence[Sequence[Any]]] = lambda values: ()
 
 
 class Towers(NamedTuple):
@@ -79,22 +77,18 @@ class Towers(NamedTuple):
         """Return ``tower 3 (/gpu:3), variable 5 ('tower3/w')``, which begins an error message."""
         return where(tower, self.devices, n, self.rows[tower][n][1].op.name)
 
-    def lay_out(self, variable_bytes: Optional[Sequence[int]] = None) -> Layout:
-        """Return the layout of the all-reduce; with bytes of N variables each has one root."""
+    def lay_out(self) -> Layout:
+        """Return the layout of the all-reduce; ``"sharded"`` each variable has one root."""
         names = variable_names(self.variables, self.devices)
         options = self.options.average, self.options.strategy, self.options.cluster
         call = Call(self.grads, tuple(self.devices), *options, self.front_end, self.update)
-        return checked_layout(call, names, variable_bytes)
+        sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in self.variables[0]]
+        return checked_layout(call, names, sizes if self.update == "sharded" else None)
 
-    def reduce(self, layout: Optional[Layout] = None) -> List[Sequence[Any]]:
+    def reduce(self, layout: Layout) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        reduced = all_reduce(self.grads, layout or self.lay_out())
+        reduced = all_reduce(self.grads, layout)
         return [self.transformed(tower, grads) for tower, grads in enumerate(reduced)]
-
-    def reads(self, reduced: Sequence[Sequence[Any]]) -> Reads:
-        """Return the reads of variables by the gradients, and by what made the ``reduced`` rows."""
-        # Sums read no variable, but a transform may: weight decay does, for one.
-        return Reads([*self.grads, *(reduced if self.options.transform is not None else ())])
 
     def transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:
         """Return a tower's N reduced gradients as its update gets them."""
@@ -104,15 +98,15 @@ class Towers(NamedTuple):
         with tf1.device(self.devices[tower]), tf1.name_scope("transform"), added_ops() as added:
             transformed = transform(list(reduced))
         # Where other towers than 0 have a call, too, its state would advance several times a step.
-        states = states_among(added) if tower else []
-        if states:
+        states = sorted(op.name for op in added - initial_ops() if has_state(op))
+        if states and tower:
             raise HierAllreduceError(
                 f"{where(tower, self.devices)}: transform is called for each tower, and"
                 f" {states[0]!r} in it has state, so that it would not do the same in each call;"
                 " use update='once', with which it is called once, on tower 0"
             )
         # An update takes gradients by their place, so each must still fit the variable there.
-        grads = list(transformed) if isinstance(transformed, (list, tuple)) else []
+        grads = list(transformed)
         if len(grads) != len(reduced):
             raise HierAllreduceError(
                 f"{where(tower, self.devices)}: transform gets a list of {len(reduced)} gradients"

@@ -18,14 +18,15 @@ from __future__ import annotations
 import contextlib
 import copy
 from itertools import chain
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import forget_colocation, is_resource, outer_graph, tensor_of, tf1
+from ..compat import forget_colocation, is_resource, outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import broadcast
+from ..graph.layout import Layout
 from ..graph.names import where
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
 from .equality import flags_of, watch
@@ -35,10 +36,11 @@ from .reads import (
     Uses,
     first_uses,
     identity,
+    new_value,
     ops_of_gradients,
     uses_by_variable,
     wait,
-    writers_of,
+    writers_by_variable,
 )
 from .replicas import by_names, columns_of, kept, names_of
 from .replicated import apply_replicated, why_once, with_slices
@@ -50,38 +52,36 @@ def checked_towers(towers: Towers) -> Towers:
     """Return towers whose rows are tuples of N (gradient, variable) pairs.
 
     Raises:
-        HierAllreduceError: as :func:`.columns.checked_pairs`; or a variable is eager or a
-            partitioned one; or a gradient does not fit it; or towers share it, or pair it with
-            others than an earlier update does.
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or a gradient does not fit its
+            variable; or towers share that, or pair it with others than an earlier update does, or
+            that one has other devices.
     """
     towers = towers._replace(rows=checked_pairs(towers.rows, towers.devices))
+    devices = kept().devices or tuple(towers.devices)
+    if devices != tuple(towers.devices):
+        raise HierAllreduceError(
+            f"devices={list(towers.devices)}: an earlier apply_gradients in this graph is for"
+            f" {list(devices)}, and a step has one set of towers; give all optimizers of a graph"
+            " the same devices"
+        )
     for tower, pairs in enumerate(towers.rows):
-        for n, (_, var) in enumerate(pairs):
-            if not hasattr(var, "op"):
-                raise HierAllreduceError(
-                    f"{where(tower, towers.devices, n)}: {var.name!r} is an eager or a partitioned"
-                    " variable; create it in the towers' graph, and list the pieces of a"
-                    " partitioned one"
-                )
         # What is no gradient is refused before it is added up.
         tensors = [grad if isinstance(grad, GRADIENTS) else None for grad, _ in pairs]
         towers.check_fit(tower, tensors, "the rows have")
     # Copies are known by their place: another order would mix up two variables, and one that towers
     # share would be updated twice.
-    place_by_variable: Dict[Any, Any] = {}
-    for column in kept().columns[tuple(towers.devices)].values():
+    place_by_variable: Dict[Any, Tuple[int, Sequence[str]]] = {}
+    for column in (*kept().columns.values(), *towers.columns):
+        here = names_of(column)
         for tower, var in enumerate(column):
-            place_by_variable[identity(tensor_of(var).op)] = tower, names_of(column)
-    for n, column in enumerate(towers.columns):
-        for tower, var in enumerate(column):
-            here = tower, names_of(column)
-            first, names = place_by_variable.setdefault(identity(tensor_of(var).op), here)
-            if (first, names) != here:
+            first, names = place_by_variable.setdefault(identity(var.op), (tower, here))
+            if (first, names) != (tower, here):
                 raise HierAllreduceError(
-                    f"{towers.place(tower, n)}: its copies here are {', '.join(here[1])}, and"
-                    f" elsewhere in the rows, or in an earlier apply_gradients, it is that of"
-                    f" {where(first, towers.devices)} among {', '.join(names)}; give every tower a"
-                    f" copy, and list the variables in one order on every tower; {VAR_LIST_ADVICE}"
+                    f"{where(tower, devices)} ({var.op.name!r}): its copies here are"
+                    f" {', '.join(here)}, and elsewhere in the rows, or in an earlier"
+                    f" apply_gradients, it is that of {where(first, devices)} among"
+                    f" {', '.join(names)}; give every tower a copy, and list the variables in one"
+                    f" order on every tower; {VAR_LIST_ADVICE}"
                 )
     return towers
 
@@ -102,17 +102,13 @@ def _check_no_references(columns: Iterable[Column], devices: Sequence[Any]) -> N
 def _undone_if_it_fails() -> Iterator[None]:
     """Undo what a failed update noted of variables, so that the next call is as the first."""
     notes = vars(kept())
-    before: Dict[str, Dict[Any, Any]] = {}
-    for what in ("scopes", "columns", "read", "owners"):
-        before[what] = {key: copy.copy(noted) for key, noted in notes[what].items()}
+    before = {what: copy.copy(noted) for what, noted in notes.items()}
     train_ops = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     earlier_train_ops = list(train_ops)
     try:
         yield
     except BaseException:
-        for what, noted in before.items():
-            notes[what].clear()
-            notes[what].update(noted)
+        notes.update(before)
         raise
     finally:
         # TensorFlow's optimizers add their own op, which is a part of the step.
@@ -158,15 +154,16 @@ def update_towers(
     towers = towers._replace(update=update)
     # Towers have devices of their own, whatever the program colocates this call with.
     with forget_colocation(), _undone_if_it_fails():
-        memory, there = kept(), tuple(towers.devices)
-        memory.columns[there].update(by_names(towers.columns))
-        scopes = towers.options.scopes
+        layout = towers.lay_out()
+        memory, scopes = kept(), towers.options.scopes
+        memory.devices = tuple(towers.devices)
+        memory.columns.update(by_names(towers.columns))
         told_apart = [tuple(scopes)] if scopes else by_names(towers.columns)
-        memory.scopes[there].update(dict.fromkeys(told_apart))
-        sources = Sources(towers)
-        memory.read[there].update(sources.read())
-        applied = _applied(optimizer, towers, on_tower_0(arguments, towers.devices))
-        op = _complete(type(optimizer).__name__, applied, towers, sources, name)
+        memory.scopes.update(dict.fromkeys(told_apart, bool(scopes)))
+        sources = Sources(type(optimizer).__name__, towers)
+        memory.read.update(sources.read)
+        applied = _applied(optimizer, towers, layout, on_tower_0(arguments))
+        op = _complete(applied, towers, sources, name)
     # An op of a branch is no step that a program could run.
     if op.graph is outer_graph() and op._get_control_flow_context() is None:
         tf1.add_to_collection(tf1.GraphKeys.TRAIN_OP, op)
@@ -175,13 +172,13 @@ def update_towers(
     return op
 
 
-def _applied(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Applied:
+def _applied(optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]) -> Applied:
     """Reduce, call the optimizer on the owners of variables, and count the step."""
     # Once, the optimizer itself counts, as on one device.
     if towers.update == "once":
-        return apply_once(optimizer, towers, arguments)
+        return apply_once(optimizer, towers, layout, arguments)
     apply = apply_sharded if towers.update == "sharded" else apply_replicated
-    applied = apply(optimizer, towers)
+    applied = apply(optimizer, towers, layout)
     if "global_step" not in arguments:
         return applied
     with added_ops() as added, tf.control_dependencies(applied.ends):
@@ -189,59 +186,67 @@ def _applied(optimizer: Any, towers: Towers, arguments: Dict[str, Any]) -> Appli
     return applied._replace(ends=[*applied.ends, counted], added=applied.added | added)
 
 
-def _complete(
-    optimizer: str, applied: Applied, towers: Towers, sources: Sources, name: Optional[str]
-) -> Any:
+def _complete(applied: Applied, towers: Towers, sources: Sources, name: Optional[str]) -> Any:
     """Check what an update used, copy what it wrote, and hold it to the state of the towers."""
-    devices, memory = towers.devices, kept()
     uses = uses_by_variable(applied.added)
-    memory.columns[tuple(devices)].update(by_names(applied.state))
-    columns = columns_of(devices)
-    sources.check(applied.ends, uses, columns, optimizer)
-    new = {id(var) for var in chain(*columns) if writers_of(var, uses)}
-    written = [column for column in columns if not new.isdisjoint(map(id, column))]
-    memory.columns[tuple(devices)].update(by_names(written))
+    writers = writers_by_variable(uses)
+    columns = columns_of()
+    sources.check(applied.ends, uses, writers, columns)
+    written = [column for column in columns if any(var.op in writers for var in column)]
+    kept().columns.update(by_names(written))
 
     # Writes wait for the step's reads, and new values go to the towers that did not write them.
-    reads = towers.reads(applied.reduced)
-    by_update = [var for var in chain(*written) if id(var) in new]
-    reads.hold_writes(by_update, applied.added, uses)
-    partly = [column for column in written if not new.issuperset(map(id, column))]
-    copied = _copies(partly, applied, towers, reads, uses)
+    # Sums read no variable, but a transform may: weight decay does, for one.
+    transformed = applied.reduced if towers.options.transform is not None else ()
+    reads, first = Reads([*towers.grads, *transformed]), first_uses(applied.added)
+    for var in chain(*written):
+        reads.hold_writes(var, first, writers.get(var.op, ()))
+    copied = _copies(written, applied, towers, reads, writers)
 
     # The step begins once every tower has a gradient: that data ends does not spoil the towers.
-    flags = flags_of(written, devices)
-    graph = tf1.get_default_graph()
+    flags, graph = flags_of(written), tf1.get_default_graph()
     begins = ops_of_gradients(reversed(applied.reduced[0]))
     with tf.control_dependencies([op for op in begins if op.graph is graph][:1]):
         taken = [flag.take() for flag in flags]
-    wait(first_uses(applied.added), taken)
+    wait(chain(*first.values()), taken)
     watch(towers.columns)
     op = tf.group(*applied.ends, *copied, *taken)
     with tf.control_dependencies([op]):
-        given = [flag.give() for flag in flags if flag.devices == tuple(devices)]
-        return tf.group(op, *given, name=name)
+        return tf.group(op, *(flag.give() for flag in flags), name=name or "train_op")
 
 
 def _copies(
-    partly: Sequence[Column], applied: Applied, towers: Towers, reads: Reads, uses: Uses
+    written: Sequence[Column], applied: Applied, towers: Towers, reads: Reads, writers: Uses
 ) -> List[Any]:
     """Return ops that give what some towers wrote to the other ones."""
-    devices, roots = towers.devices, applied.roots
+    devices, like = towers.devices, towers.options.strategy
+    gathered = {towers.columns[n][0].op for n in applied.roots}
+    of_tower_0 = []
+    for column in written:
+        if column[0].op not in gathered and any(var.op not in writers for var in column):
+            of_tower_0.append(column)
+    _check_no_references(of_tower_0, devices)
+    # What is copied, on which tower each column has its new value, and how that travels.
+    ways: List[Tuple[Sequence[Column], Mapping[int, int], Callable[..., Any]]] = [
+        (towers.columns, applied.roots, applied.copy),
+        (
+            of_tower_0,
+            dict.fromkeys(range(len(of_tower_0)), 0),
+            lambda values: broadcast(values, devices, like=like),
+        ),
+    ]
     assigned = []
-    # Each value waits for its own writes only, so that the first copies start early.
-    if applied.copy is not None:
-        values: List[Any] = [None] * len(towers.columns)
-        for n, root in roots.items():
-            var = towers.columns[n][root]
-            values[n] = reads.new_value(var, devices[root], uses, applied.ends)
-        assigned += reads.assign_copies(towers.columns, roots, applied.copy(values), devices)
-    gathered = {id(towers.columns[n][0]) for n in roots}
-    others = [column for column in partly if id(column[0]) not in gathered]
-    _check_no_references(others, devices)
-    if others:
-        values = [reads.new_value(var, devices[0], uses, applied.ends) for var, *_ in others]
-        copied = broadcast(values, devices, like=towers.options.strategy)
-        owners = dict.fromkeys(range(len(others)), 0)
-        assigned += reads.assign_copies(others, owners, copied, devices)
+    for columns, owners, copy_of in ways:
+        # Each value waits for its own writes only, so that the first copies start early.
+        values: List[Any] = [None] * len(columns)
+        for n, owner in owners.items():
+            var = columns[n][owner]
+            values[n] = new_value(var, devices[owner], writers.get(var.op, ()), applied.ends)
+        copied = copy_of(values) if owners else []
+        for n, owner in owners.items():
+            others = [tower for tower in range(len(devices)) if tower != owner]
+            for tower in others:
+                var = columns[n][tower]
+                with tf1.device(devices[tower]), tf.control_dependencies(reads.of(var)):
+                    assigned.append(var.assign(copied[tower][n], read_value=False))
     return assigned

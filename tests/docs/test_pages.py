@@ -24,6 +24,7 @@ PAGES = [
     "RELEASING.md",
     "benchmarks/README.md",
     "benchmarks/results/README.md",
+    "benchmarks/results/published/README.md",
     "benchmarks/results/real/README.md",
     "examples/README.md",
     "tests/emulated_gpu/README.md",
@@ -141,7 +142,10 @@ SOURCES = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md", *DOCS])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "benchmarks/README.md", "benchmarks/results/published/README.md", *DOCS],
+)
 def test_measured_numbers_have_their_kind_and_their_source(page):
     """Real, emulated, on CPU devices or assumed; and a command, committed results or a link."""
     for section in re.split(r"^##+ ", text_of(page), flags=re.MULTILINE):

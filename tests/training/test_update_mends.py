@@ -50,13 +50,6 @@ def test_a_transform_that_casts_is_refused_by_name(graph, update):
         optimizer.apply_gradients(towers(optimizer))
 
 
-def test_a_variable_that_is_in_no_graph_is_refused_by_name(graph):
-    partitioner = tf1.fixed_size_partitioner(2)
-    whole = tf1.get_variable("w", [4], use_resource=True, partitioner=partitioner)
-    with pytest.raises(HierAllreduceError, match=r"tower 0 .*, variable 0: 'w' is an eager or"):
-        sgd().apply_gradients([[(tf.ones([4]), whole)]] * 2)
-
-
 # ---- a call that fails ---------------------------------------------------------------------------
 
 

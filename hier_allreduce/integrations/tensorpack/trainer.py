@@ -22,7 +22,7 @@ from ...planning.strategy import Strategy
 from ...training.equality import broadcast, comparison
 from ...training.hook import TowersHook
 from ...training.options import Options, Transform, checked_options
-from ...training.replicas import by_names, columns_of, kept, unsaid_on, written_on
+from ...training.replicas import by_names, columns_of, kept, unsaid_among
 from ...training.towers import Column, Pairs, Towers
 from ...training.update import update_towers
 from .accumulation import with_ordered_accumulation
@@ -186,8 +186,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             towers, get_grads, devices=self.devices, use_vs=use_vs
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
-        kept().scopes[tuple(self.devices)][self._options.scopes] = None
-        completed = _with_missing_pairs(rows, columns_of(self.devices))
+        kept().devices, kept().scopes = tuple(self.devices), {self._options.scopes: True}
+        completed = _with_missing_pairs(rows, columns_of())
         # The state of all towers but the first is local, so that it is not saved.
         scope = lambda tower: override_to_local_variable(enable=tower > 0)  # noqa: E731
         ready = Towers(completed, self.devices, self._options, scope, "tensorpack")
@@ -195,7 +195,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         with tf1.name_scope("apply_gradients"):
             self.train_op = update_towers(optimizer, ready, {})
         self._copies = self._copies_before_steps()
-        _load_on_all_towers(columns_of(self.devices))
+        _load_on_all_towers(columns_of())
         return []
 
     def _copies_before_steps(self) -> List[Any]:
@@ -208,9 +208,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             ops.append(cluster.broadcast(tf1.global_variables()))
         if len(self.devices) > 1:
             with tf1.name_scope("sync_variables"):
-                columns = columns_of(self.devices)
-                unsaid = unsaid_on(self.devices, columns)
-                ops.append(broadcast(columns, self.devices, unsaid))
+                columns = columns_of()
+                ops.append(broadcast(columns, unsaid_among(columns)))
         return ops
 
     def initialize_hooks(self) -> None:
@@ -225,7 +224,7 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     def _comparison(self) -> Any:
         # Moving averages stay out, because tensorpack updates them on tower 0 only.
-        return comparison(written_on(self.devices), self.devices), self._copies
+        return comparison(list(kept().columns.values())), self._copies
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
