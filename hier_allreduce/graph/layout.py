@@ -101,9 +101,9 @@ def lay_out(
     for chunk, name in zip(scheduled(chunks, plan, variable_bytes), op_names(variables)):
         named.append(chunk._replace(name=name))
 
-    # Gradients that are not packed travel in the order of their variables, and not in that in which
-    # the pass makes them.
-    edges = strategy.edges and hosts == 1 and plan.chunk_bytes > 0
+    # An edge needs a chunk between two others. Gradients that are not packed travel in the order of
+    # their variables, and not in that in which the pass makes them.
+    edges = strategy.edges and hosts == 1 and plan.chunk_bytes > 0 and len(named) > 2
     return Layout(columns, call.devices, call.average, call.cluster, plan, named, edges)
 
 

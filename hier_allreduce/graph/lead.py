@@ -68,10 +68,11 @@ def limit_lead(grads: Sequence[Sequence[Any]], layout: Layout, totals: Sequence[
     ``grads`` are K×N gradients, and ``totals`` C complete sums, on the roots of the chunks. Results
     do not change. Return the edges; there are none in a graph that cannot take any.
     """
+    if not layout.edges or not _takes_edges(layout.devices):
+        return []
     present = [grad for row in grads for grad in row if grad is not None]
     # A function can also reduce eager tensors, or those of a graph around it.
-    graphs = {getattr(grad, "graph", None) for grad in present}
-    if not layout.edges or not _takes_edges(layout.devices) or graphs != {tf1.get_default_graph()}:
+    if {getattr(grad, "graph", None) for grad in present} != {tf1.get_default_graph()}:
         return []
     ends = {grad.op for grad in present}
     of_pass = needed_by(ends)
