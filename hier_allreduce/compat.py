@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Iterator,
-    List,
-    Tuple,
-    TypeVar,
-    cast,
-)
+from typing import Any, Callable, ContextManager, Iterator, List, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -118,8 +109,8 @@ def add_control_edge(before: Any, after: Any) -> None:
 
 
 def is_eager(tensor: Any) -> bool:
-    """Return whether ``tensor`` already has a value, or is None, and belongs to no graph."""
-    return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"
+    """Return whether ``tensor`` has a value, or is None, and belongs to no graph."""
+    return not hasattr(tensor, "graph")
 
 
 def replica_values(distributed: Any) -> Tuple[Any, ...]:

@@ -80,7 +80,7 @@ def test_each_chunk_crosses_once_from_its_root(summed):
         alone = [device for name, device in host["crossed"] if name.startswith("hier_allreduce_1/")]
         assert len(alone) == 10  # eleven gradients, one of them empty
         assert len(set(alone)) == 2 and all(f"/task:{task}/" in device for device in alone)
-        assert f"collectives over {summed[0]} hosts" in host["audit"]
+        assert host["audit"].count("planned = executed") == 3
 
 
 @pytest.fixture(scope="module")
