@@ -42,8 +42,8 @@ def all_reduce(grads: Sequence[Sequence[Any]], layout: Layout, name: Optional[st
     if layout.cluster is not None:
         kinds = [(column.name, column.dtype, column.shape) for column in layout.columns]
         plan = f"{layout.plan.algorithm}, {count(len(layout.chunks), 'chunk')}, {layout.digest}"
-        settings = {"average": layout.average, "layout": plan}
-        layout.cluster.ops.announce(scope, len(layout.devices), kinds, settings)
+        settings = {"devices": len(layout.devices), "average": layout.average, "layout": plan}
+        layout.cluster.ops.announce(scope, kinds, settings)
     chosen = layout.substitute
     rows: Sequence[Sequence[Any]]
     if chosen.reduce is not None:

@@ -467,7 +467,7 @@ class SameSums(SharedOps):
         super().__init__(*options)
         self.facts = []
 
-    def announce(self, name, towers, gradients, facts):
+    def announce(self, name, gradients, facts):
         self.facts.append((name, facts))
 
     def all_reduce(self, tensor, root, name):
@@ -477,7 +477,7 @@ class SameSums(SharedOps):
 class Hosts(Cluster):
     def __init__(self):
         super().__init__(["a:1", "b:1", "c:1"], task=0)
-        same_sums = SameSums(Job(self.hosts, self.task))
+        same_sums = SameSums(Job(self.hosts, self.task, 30.0, 600.0, 1800.0))
         self.ops = same_sums
         self.facts = same_sums.facts
 
