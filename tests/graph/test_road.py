@@ -511,8 +511,3 @@ def test_hosts_with_another_algorithm_or_main_find_it_out(graph):
     layouts = [facts["layout"] for _, facts in hosts.facts]
     assert layouts[0] == layouts[3] and len(set(layouts)) == 3
     assert [(name, facts["average"]) for name, facts in hosts.facts] == [("mine", False)] * 4
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_wire_dtype_may_be_tensorflows(dtype):
-    assert Strategy(wire_dtype=getattr(tf, dtype)) == Strategy(wire_dtype=dtype)
