@@ -91,8 +91,12 @@ def with_slices(optimizer: Any, towers: Towers) -> Towers:
     return towers._replace(options=options._replace(strategy=strategy))
 
 
-def apply_replicated(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
+def apply_replicated(
+    optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]
+) -> Applied:
     """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
+
+    That of tower 0 counts the step.
 
     Raises:
         HierAllreduceError: it has powers of beta already, from an earlier update in this graph.
@@ -118,14 +122,15 @@ def apply_replicated(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
             own = _optimizer_of(tower, optimizer, rates, variables[tower])
             with tf1.device(device), towers.scope(tower), slots_in_any_scope():
                 pairs = list(zip(reduced[tower], variables[tower]))
-                ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}"))
+                counted = {} if tower else arguments
+                ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}", **counted))
             owns.append(own)
             state.append(_state_of(own, variables[tower]))
     # What the update prepared, such as the tensor of a rate, is read by summaries.
     prepared = {key: held for key, held in vars(owns[0]).items() if key not in rates}
     vars(optimizer).update(prepared)
     kept().columns.update(by_names(zip(*state)))
-    return Applied(ends, added & needed_by(ends), reduced)
+    return Applied(ends, added & needed_by(getattr(end, "op", end) for end in ends), reduced)
 
 
 def _rates_of(optimizer: Any) -> Dict[str, Any]:
@@ -134,8 +139,7 @@ def _rates_of(optimizer: Any) -> Dict[str, Any]:
     # A copy, because what TensorFlow gives of a reference variable is its memory.
     with tf1.device("/cpu:0"):
         for attribute in _RATES:
-            rate = getattr(optimizer, attribute, None)
-            rate = rate() if callable(rate) else rate
+            rate = optimizer._call_if_callable(getattr(optimizer, attribute, None))
             if isinstance(rate, (tf.Variable, tf.Tensor)):
                 rates[attribute] = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(rate))
     return rates
