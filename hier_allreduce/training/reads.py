@@ -74,8 +74,7 @@ class Step:
         inside = (op._get_control_flow_context() not in may_lead_here for op in reads)
         if any(inside) or any(op.type in _TAKEN_APART for op in reads):
             reads += self._grads
-        reads = [op for op in reads if op._get_control_flow_context() in may_lead_here]
-        return list(dict.fromkeys(reads))
+        return list({op for op in reads if op._get_control_flow_context() in may_lead_here})
 
     def hold_writes(self, var: Any) -> None:
         """Let the writes of ``var`` wait for its reads."""

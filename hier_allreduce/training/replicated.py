@@ -94,9 +94,7 @@ def with_slices(optimizer: Any, towers: Towers) -> Towers:
 def apply_replicated(
     optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]
 ) -> Applied:
-    """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
-
-    That of tower 0 counts the step.
+    """Update each tower's variables on its device, by ``KNOWN`` optimizers, and count the step.
 
     Raises:
         HierAllreduceError: it has powers of beta already, from an earlier update in this graph.
@@ -122,15 +120,17 @@ def apply_replicated(
             own = _optimizer_of(tower, optimizer, rates, variables[tower])
             with tf1.device(device), towers.scope(tower), slots_in_any_scope():
                 pairs = list(zip(reduced[tower], variables[tower]))
-                counted = {} if tower else arguments
-                ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}", **counted))
+                ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}"))
             owns.append(own)
             state.append(_state_of(own, variables[tower]))
+        # What a tower's transform reads of the step is that before.
+        with tf.control_dependencies(ends):
+            ends += [tf1.assign_add(step, 1).op for step in arguments.values()]
     # What the update prepared, such as the tensor of a rate, is read by summaries.
     prepared = {key: held for key, held in vars(owns[0]).items() if key not in rates}
     vars(optimizer).update(prepared)
     kept().columns.update(by_names(zip(*state)))
-    return Applied(ends, added & needed_by(getattr(end, "op", end) for end in ends), reduced)
+    return Applied(ends, added & needed_by(ends), reduced)
 
 
 def _rates_of(optimizer: Any) -> Dict[str, Any]:
