@@ -102,7 +102,7 @@ def test_each_write_waits_for_what_a_transform_reads(graph, update):
 @UPDATES
 def test_the_step_is_counted_after_the_transforms_of_all_towers_have_read_it(graph, update):
     towers = losses(rows_read=False)
-    step = tf1.train.get_or_create_global_step()
+    step = tf1.get_variable("step", initializer=0, trainable=False, use_resource=True)
     slower = lambda grads: [grad * tf.cast(step.read_value(), grad.dtype) for grad in grads]  # noqa: E731
     optimizer = TowerOptimizer(MAKE["plain"](), gpus_or_cpus(3), update=update, transform=slower)
     rows = [optimizer.compute_gradients(loss, row) for loss, row in towers]
