@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import (
     Any,
     Callable,
@@ -141,11 +140,11 @@ def replica_values(distributed: Any) -> Tuple[Any, ...]:
     return tuple(distributed.values) if has_values else (distributed,)
 
 
-def mirrored_factory(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
-    """Return a function from K tensors, one for each device, to a ``Mirrored`` like ``example``."""
+def mirrored_like(example: Any, tensors: Tuple[Any, ...]) -> Any:
+    """Return a ``Mirrored`` like ``example`` of K tensors, one for each device."""
+    device_map = [example.device_map] if hasattr(example, "device_map") else []  # TensorFlow 1.15
     mirrored: Any = type(example)
-    is_tf1 = hasattr(example, "device_map")
-    return functools.partial(mirrored, example.device_map) if is_tf1 else mirrored
+    return mirrored(*device_map, tensors)
 
 
 def is_resource(variable: Any) -> bool:

@@ -84,7 +84,7 @@ def short_table():
 
 def exposed_table(places):
     """Return a table with a row for each all-reduce that ran in one of the columns."""
-    rows = [["exposed, ms", *(f"one H100 as {KINDS[place]}" for place in places)]]
+    rows = [["exposed on one H100, ms", *(f"as {KINDS[place]}" for place in places)]]
     for name, title in NAMES.items():
         cells = [numbers(cells_of(*place), name) for place in places]
         if set(cells) != {"–"}:

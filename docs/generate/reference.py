@@ -28,8 +28,8 @@ WIDTH = 88  # a longer signature has a line for each parameter
 # not written by callers; options that a function does not have end in ``unknown``, for its error
 LEFT_OUT = ("self", "cls", "unknown")
 # called by TensorFlow, tensorpack and this package, not by programs
-HOOKS = ("after_run", "batch_reduce_implementation", "before_run", "from_values", "initialize")
-HOOKS += ("reduce_implementation", "setup_graph")
+HOOKS = ("after_run", "batch_reduce_implementation", "before_run", "initialize")
+HOOKS += ("reduce_implementation",)
 
 TITLES = {
     "parameters": "Arguments",
@@ -238,28 +238,7 @@ def strategy():
     return table([["key", "meaning"], *rows])
 
 
-def trainer():
-    """Return the table of a trainer's keys: its options, and what its arguments say of them."""
-    cls = package()["integrations.tensorpack.trainer.HierarchicalTrainer"]
-    keys = ast.literal_eval(str(package()["integrations.tensorpack.trainer._OPTIONS"].value))
-    text_by_key = arguments(package()["training.optimizer.TowerOptimizer"])
-    for key, text in arguments(cls).items():
-        text_by_key[key] = text.replace("the same.", text_by_key.get(key, ""))
-    return table([["key", "meaning"], *([f"`{key}`", text_by_key[key]] for key in keys)])
-
-
-def arguments(cls):
-    """Return what a class says of each argument, but of those that are as in another class."""
-    sections = cls.members["__init__"].docstring.parsed
-    found = next(part.value for part in sections if part.kind.value == "parameters")
-    return {
-        one.name: " ".join(markdown(one.description).split())
-        for one in found
-        if ", " not in one.name
-    }
-
-
-TABLES = {"commands": commands, "strategy": strategy, "trainer": trainer}
+TABLES = {"commands": commands, "strategy": strategy}
 
 
 def part(name):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 from ..compat import forget_colocation, tf1, without_autograph
-from ..configs import switch
+from ..configs import one_of
 from ..planning.strategy import Strategy, strategy_from
 from .collectives import all_reduce
 from .columns import checked_columns
@@ -184,7 +184,8 @@ def checked_call(
     check_existence(devices)
     check_cluster(cluster)
     rows = checked_rows(all_grads, devices)  # K × N
-    return Call(rows, devices, switch(average, "average"), strategy_from(strategy), cluster)
+    average = bool(one_of(average, "average", (True, False)))
+    return Call(rows, devices, average, strategy_from(strategy), cluster)
 
 
 def checked_layout(

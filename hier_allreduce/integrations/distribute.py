@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..compat import mirrored_factory, replica_values, without_autograph
+from ..compat import mirrored_like, replica_values, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import all_reduce, checked_call, checked_layout
-from ..graph.record import log_once
 from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
-
-_BATCH = 32  # Keras' default
 
 
 class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
@@ -56,17 +53,6 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
                 " page about Keras shows"
             )
-        self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
-
-    def reduce(
-        self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Reduce one value as :meth:`batch_reduce` does.
-
-        See ``tf.distribute.CrossDeviceOps.reduce``.
-        """
-        _check(reduce_op, per_replica_value, destinations)
-        return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(
         self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any
@@ -80,8 +66,17 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 ``allreduce_grads``.
         """
         pairs = list(value_destination_pairs)
-        for per_replica, destinations in pairs:
-            _check(reduce_op, per_replica, destinations)
+        # TensorFlow keeps equal tensors once, and would return a single one as the sum of all.
+        is_sum = reduce_op == tf.distribute.ReduceOp.SUM
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        for per_replica, _ in pairs:
+            tensors = replica_values(per_replica)
+            if is_sum and len(tensors) == 1 < replicas:
+                raise HierAllreduceError(
+                    f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and"
+                    " TensorFlow would take it for their sum: create it inside the function that"
+                    " strategy.run calls"
+                )
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
     # ---- TensorFlow's hooks behind both ------------------------------------------------------
@@ -93,6 +88,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, *options)[0]
 
+    @without_autograph
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[Tuple[Any, Any]], *options: Any
     ) -> List[Any]:
@@ -111,64 +107,29 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 places_by_devices.setdefault(devices, []).append(place)
         for devices, places in places_by_devices.items():
             pairs = [value_destination_pairs[place] for place in places]
-            columns = [replica_values(replicas) for replicas, _ in pairs]
-            grads = list(zip(*columns))  # K × N
-            arguments = (reduce_op, pairs, *options)
-            reduced = _all_reduced(grads, devices, average, self._strategy, arguments)
+            grads = list(zip(*(replica_values(replicas) for replicas, _ in pairs)))  # K × N
+            call = checked_call(grads, devices, average, self._strategy)
+            call = call._replace(front_end="keras", arguments=(reduce_op, pairs, *options))
+            reduced = all_reduce(checked_layout(call))
             # The class of a result is not public. The result of ``broadcast``, which is, has it.
-            if devices not in self._makers:
-                example = self.broadcast(tf.constant(0.0), pairs[0][1])
-                self._makers[devices] = mirrored_factory(example)
+            example = self.broadcast(tf.constant(0.0), pairs[0][1])
             for place, column in zip(places, zip(*reduced)):
-                mirrored[place] = self._makers[devices](column)
+                mirrored[place] = mirrored_like(example, column)
         return mirrored
-
-
-@without_autograph
-def _all_reduced(
-    grads: Sequence[Any], devices: Any, average: bool, strategy: Strategy, arguments: Any
-) -> List[List[Any]]:
-    call = checked_call(grads, devices, average, strategy)
-    # Keras adds up first batches, of 32 by default, in a way that needs them to be equal.
-    if _BATCH % len(devices):
-        log_once(f"{len(devices)} replicas: batches: multiples of {len(devices)}, for Keras")
-    return all_reduce(checked_layout(call._replace(front_end="keras", arguments=arguments)))
 
 
 def _devices(replicas: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:
     """Return the K devices of the result, in the replicas' order; None if it is no all-reduce."""
     tensors = replica_values(replicas)
-    # One replica has nothing to add up, and no PerReplica value from which a class can be taken.
-    if len(tensors) == 1:
-        return None
     for tensor in tensors:
         if not isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
             return None
         # TensorFlow computes the mean of integers in float64.
         if average and tensor.dtype.is_integer:
             return None
-    if isinstance(destinations, str):
-        return None
-    devices = tuple(destination.device for destination in replica_values(destinations))
-    # One destination for several replicas, such as the CPU, is a reduction without copies back.
-    is_one_to_one = len(devices) == len(tensors) == len(set(devices))
+    # One of them may be a text, such as that of the CPU.
+    devices = tuple(getattr(place, "device", "") for place in replica_values(destinations))
+    # One replica has nothing to add up, and one destination for several is a reduction without
+    # copies back.
+    is_one_to_one = 1 < len(tensors) == len(devices) == len(set(devices))
     return devices if is_one_to_one and all(devices) else None
-
-
-def _check(reduce_op: Any, per_replica: Any, destinations: Any) -> None:
-    """Raise a HierAllreduceError if several replicas give the same tensor for a sum.
-
-    TensorFlow would return the single tensor as the sum of all replicas.
-    """
-    tensors = replica_values(per_replica)
-    if reduce_op != tf.distribute.ReduceOp.SUM or len(tensors) > 1:
-        return
-    # A single value may stand for all replicas, because TensorFlow keeps equal tensors once.
-    strategy = tf.distribute.get_strategy()
-    replicas = max(strategy.num_replicas_in_sync, len(replica_values(destinations)))
-    if replicas > 1:
-        raise HierAllreduceError(
-            f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and"
-            " TensorFlow would take it for their sum: create it inside the function that"
-            " strategy.run calls"
-        )

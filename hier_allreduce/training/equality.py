@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from itertools import chain
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -133,18 +133,6 @@ def copied(columns: Sequence[Column]) -> List[Any]:
         for var, value in zip(column[1:], values[1:]):
             with _device_of(var):
                 ops.append(var.assign(value).op)
-    kept().copies.update(ops)
-    return ops
-
-
-def start_anew(variables: Iterable[Any]) -> List[Any]:
-    """Return ops that give variables without a value their initial one."""
-    ops = []
-    for var in variables:
-        with _device_of(var):
-            has_value = tf1.is_variable_initialized(var)
-            value = tf1.cond(has_value, var.read_value, lambda var=var: var.initial_value)
-            ops.append(var.assign(value).op)
     kept().copies.update(ops)
     return ops
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ..cluster.session import fetched_ops
@@ -37,17 +36,11 @@ class TowersHook(tf1.train.SessionRunHook):
         self._options = options
         self._build = build
         self._begins_epoch = begins_epoch
-        self._check_by_op: Dict[Any, CopyCheck] = {}  # by train op
-        self._compared: List[Any] = []  # the train ops whose copies are compared in this run
 
     def begin(self) -> None:
         # A hook may serve several sessions, one after the other, also of several graphs.
-        self._steps = 0
-        self._is_new = False  # whether a session was created, and no step has run in it
-        self._equal_after = 0  # the last step after which all towers were equal
-        self._runs: Counter = Counter()  # by train op
-        # It walks through the graph, and a training runs the same fetches again and again.
-        self._train_ops_of = lru_cache(maxsize=None)(self._train_ops_in)
+        self._check_by_op: Dict[Any, CopyCheck] = {}  # by train op
+        self._train_ops: Dict[Tuple[Any, ...], List[Any]] = {}  # that a step needs, by its fetches
         if self._options.check_replicas_every != 0:
             with outside_control_flow():
                 for op in tf1.get_collection(tf1.GraphKeys.TRAIN_OP):
@@ -57,28 +50,34 @@ class TowersHook(tf1.train.SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._options.cluster:
             self._options.cluster.check_session(session)
-        self._is_new = True
+        self._steps = 0
+        self._equal_after = 0  # the last step after which all towers were equal
+        self._runs: Counter = Counter()  # by train op
 
     def before_run(self, run_context: Any) -> Any:
         # Before a step, so that also what other hooks and the program set after the last one, or
         # restored in a new session, is copied.
         period = self._options.broadcast_every
-        is_due = period > 0 and self._steps > 0 and self._steps % period == 0
-        if self._is_new or is_due or self._begins_epoch():
-            self._is_new = False
+        is_due = self._steps % period == 0 if period else self._steps == 0
+        if is_due or self._begins_epoch():
             for op in self._starts:
                 run_context.session.run(op)
-        fetches = run_context.original_args.fetches
-        train_ops = self._train_ops_of(fetched_ops(run_context.session.graph, fetches))
+        fetched = fetched_ops(run_context.session.graph, run_context.original_args.fetches)
+        # A walk through the graph; a training runs the same fetches again and again.
+        if fetched not in self._train_ops:
+            needed = needed_by(fetched)
+            self._train_ops[fetched] = [op for op in self._check_by_op if op in needed]
+        train_ops = self._train_ops[fetched]
         self._runs.update(train_ops)
         every = self._options.check_replicas_every
+        # the train ops whose copies are compared in this run
         self._compared = [op for op in train_ops if is_step_to_compare(self._runs[op], every)]
         fingerprints = [self._check_by_op[op].fingerprints for op in self._compared]
         return tf1.train.SessionRunArgs(fingerprints)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         session = run_context.session
-        for op, bits in zip(self._compared, run_values.results or ()):
+        for op, bits in zip(self._compared, run_values.results):
             self._check_by_op[op].compare(bits, self._runs[op], session)
         self._steps += 1
         if is_step_to_compare(self._steps, self._options.check_replicas_every):
@@ -90,8 +89,3 @@ class TowersHook(tf1.train.SessionRunHook):
                     " only, or the transform does not do the same on each tower"
                 )
             self._equal_after = self._steps
-
-    def _train_ops_in(self, fetched: Tuple[Any, ...]) -> List[Any]:
-        """Return the train ops that a step runs which is asked for some ops."""
-        needed = needed_by(fetched)
-        return [op for op in self._check_by_op if op in needed]

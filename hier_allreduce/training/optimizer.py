@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -18,17 +17,11 @@ from ..compat import (
 from ..errors import HierAllreduceError
 from ..graph import device_strings
 from ..planning.strategy import Strategy
-from .equality import broadcast, comparison, copied, start_anew, watch
+from .equality import broadcast, comparison, copied, watch
 from .hook import TowersHook
 from .options import Options, Transform, checked_options
-from .replicas import (
-    belongings,
-    by_names,
-    kept,
-    named_columns,
-    with_read_columns,
-)
-from .towers import Column, Pairs, Towers
+from .replicas import belongings, by_names, kept, with_read_columns
+from .towers import Pairs, Towers
 from .update import update_towers
 
 if TYPE_CHECKING:
@@ -174,11 +167,10 @@ class TowerOptimizer:
                 " tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
             )
-        given = dict(arguments)
         if global_step is not None:
-            given["global_step"] = global_step
+            arguments["global_step"] = global_step
         towers = Towers(tower_grads_and_vars, self.devices, self._options)
-        op = update_towers(self._optimizer, towers, given, name)
+        op = update_towers(self._optimizer, towers, arguments, name)
         # Replicas are those of one graph, because each graph has its own variables.
         self._graph = outer_graph()  # apply_gradients may be called in a tf.cond
         self._ops = {}
@@ -202,9 +194,7 @@ class TowerOptimizer:
             HierAllreduceError: ``apply_gradients`` was not called.
             RuntimeError: from TensorFlow: the graph is finalized, and this needs new ops.
         """
-        with self._built().as_default():
-            model, unsaid = belongings()
-        return self._op(broadcast, model, unsaid)
+        return self._op(broadcast, belongings)
 
     def check_replicas(self, session: Any) -> None:
         """Compare this host's towers to the bit: the variables that updates write.
@@ -238,36 +228,23 @@ class TowerOptimizer:
             MonitoredTrainingSession(checkpoint_dir=…, scaffold=scaffold, hooks=[hook])
 
         Its saver gives all towers what it restores: also what is each tower's own, because the file
-        has tower 0's. Copies that have no value after a restore start with their initial one: those
-        of another shape than tower 0's or, with a saver of yours, those that it does not restore.
+        has tower 0's. ``options`` are those of a ``Scaffold``, without ``saver``.
         """
         with self._built().as_default(), outside_control_flow(), forget_colocation():
             columns = with_read_columns()
-            with_copies = [*columns, *named_columns()]
-            copies = set(map(id, chain(*(column[1:] for column in with_copies))))
+            copies = {id(var) for column in columns for var in column[1:]}
             variables = [var for var in tf1.global_variables() if id(var) not in copies]
-            has_value = set(map(id, variables))  # once a checkpoint is restored
-            if options.get("saver") is None:
-                # Tables and iterators are no variables, and TensorFlow saves them by default, too.
-                saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
-                saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
-                restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
-                of_towers = [column for column in columns if id(column[0]) in has_value]
-                with tf.control_dependencies([restore]):
-                    restored = tf.group(restore, *copied(of_towers), name="restore_towers")
-                watch()
-                saver.saver_def.restore_op_name = restored.name
-                options["saver"] = saver
-                has_value.update(map(id, chain(*of_towers)))
-            anew = [var for var in tf1.global_variables() if id(var) not in has_value]
-            if anew:
-                local = options.get("local_init_op")
-                if local is None:
-                    local = tf1.train.Scaffold.default_local_init_op()
-                # By default a session waits for all global variables before it runs local_init_op.
-                options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
-                options["local_init_op"] = tf.group(local, *start_anew(anew))
-            return tf1.train.Scaffold(**options)
+            # Tables and iterators are no variables, and TensorFlow saves them by default, too.
+            saved = [*variables, *tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)]
+            saver = tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
+            restore = self._graph.get_operation_by_name(saver.saver_def.restore_op_name)
+            in_file = set(map(id, variables))
+            of_towers = [column for column in columns if id(column[0]) in in_file]
+            with tf.control_dependencies([restore]):
+                restored = tf.group(restore, *copied(of_towers), name="restore_towers")
+            watch()
+            saver.saver_def.restore_op_name = restored.name
+            return tf1.train.Scaffold(saver=saver, **options)
 
     def _built(self) -> Any:
         """Return the graph in which ``apply_gradients`` was called."""
@@ -279,13 +256,12 @@ class TowerOptimizer:
         return self._graph
 
     def _comparison(self) -> Any:
-        with self._built().as_default():
-            written = list(kept().columns.values())
-        return self._op(comparison, written)
+        return self._op(comparison, lambda: [list(kept().columns.values())])
 
-    def _op(self, build: Any, *columns: Sequence[Column]) -> Any:
-        """Return what ``build`` makes of columns; it is built once."""
-        with self._graph.as_default(), outside_control_flow(), forget_colocation():
+    def _op(self, build: Any, find: Any) -> Any:
+        """Return what ``build`` makes of the columns that are found; it is built once."""
+        with self._built().as_default(), outside_control_flow(), forget_colocation():
+            columns = find()
             # The names are in the key, because variables may be created after the op was built; the
             # flags are, because another update of these towers may have its own.
             key = build, tuple(kept().flags), tuple(tuple(by_names(some)) for some in columns)

@@ -28,11 +28,6 @@ class Options(NamedTuple):
     cluster: Optional[Cluster]
     scopes: Optional[Sequence[str]] = None
 
-    @property
-    def hosts(self) -> int:
-        """H, the number of hosts."""
-        return 1 if self.cluster is None else self.cluster.size
-
 
 def checked_options(options: Options) -> Options:
     """Return the options of a front end, with the strategy that a name or a file stands for.
@@ -41,17 +36,16 @@ def checked_options(options: Options) -> Options:
         HierAllreduceError: an option is invalid.
         ClusterError: ``cluster`` is no cluster.
     """
-    average = configs.switch(options.average, "average")
+    average = bool(configs.one_of(options.average, "average", (True, False)))
     configs.one_of(options.update, "update", UPDATES)
-    configs.function(
-        options.transform,
-        "transform",
-        "from N reduced gradients to N gradients, such as"
-        " lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]",
-    )
-    every = configs.whole_number(options.broadcast_every, "broadcast_every")
-    if options.check_replicas_every is not None:
-        configs.whole_number(options.check_replicas_every, "check_replicas_every")
+    broadcasts = configs.whole_number(options.broadcast_every, "broadcast_every")
+    checks = options.check_replicas_every
+    if checks is not None:
+        checks = configs.whole_number(checks, "check_replicas_every")
     check_cluster(options.cluster)
-    strategy = strategy_from(options.strategy)
-    return options._replace(average=average, strategy=strategy, broadcast_every=every)
+    return options._replace(
+        average=average,
+        strategy=strategy_from(options.strategy),
+        broadcast_every=broadcasts,
+        check_replicas_every=checks,
+    )

@@ -118,22 +118,13 @@ def hold_owners(optimizer: Any, towers: Towers, owners: Mapping[int, Tuple[int, 
 def columns_of() -> List[Column]:
     """Return all columns of the current graph: those of updates, and those that names tell.
 
-    Variables of another dtype or shape than tower 0's are no replicas, because they cannot get its
-    value.
-    """
-    named = [column for column in named_columns() if len(set(map(_kind, column))) == 1]
-    return [*kept().columns.values(), *named]
-
-
-def named_columns() -> List[Column]:
-    """Return the columns that names tell, beside those of updates; of any shape.
-
     Variables that are local on tower 0, such as metrics, count differently on every tower and are
-    no replicas.
+    no replicas; those of another dtype or shape than tower 0's cannot get its value.
     """
     memory = kept()
+    columns = list(memory.columns.values())
     if len(memory.devices) == 1:
-        return []
+        return columns
     rule = Scopes(memory.scopes, memory.read)
     taken = set(chain(*memory.columns))
     local = {var.op.name for var in tf1.local_variables()}
@@ -144,9 +135,12 @@ def named_columns() -> List[Column]:
         if name not in taken and not (tower == 0 and name in local):
             existing = [on_0 for on_0 in names_on_0 if on_0 in variables]
             by_name_on_0[(existing or names_on_0)[0]][tower].append(var)
-    # Where a tower has several of a name, nobody can tell which one is the copy.
-    single = (same for same in by_name_on_0.values() if set(map(len, same)) == {1})
-    return [tuple(chain(*same)) for same in single]
+    for same in by_name_on_0.values():
+        column = tuple(chain(*same))
+        # Where a tower has several of a name, nobody can tell which one is the copy.
+        if set(map(len, same)) == {1} and len(set(map(_kind, column))) == 1:
+            columns.append(column)
+    return columns
 
 
 def _kind(var: Any) -> Tuple[Any, str]:

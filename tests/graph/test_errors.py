@@ -255,13 +255,13 @@ def test_an_unknown_option_is_pythons_own_error(graph, function):
 
 @pytest.mark.parametrize("average", ["sum", 2, None])
 def test_average_is_true_or_false(graph, average):
-    words = [f"average={average!r}: expected True or False"]
+    words = [f"average={average!r}: expected one of True, False"]
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), average=average)
 
 
 @pytest.mark.tf2
 def test_an_eager_tensor_is_neither_true_nor_false():
-    with pytest.raises(HierAllreduceError, match="expected True or False"):
+    with pytest.raises(HierAllreduceError, match="expected one of True, False"):
         allreduce_grads([[tf.ones(2)]], gpus_or_cpus(1), average=tf.constant(True))
 
 

@@ -15,10 +15,10 @@ algorithm = changes.get("algorithm", "")
 
 def tell(*lines):
     with open(asked["journal"], "a") as file:
-        file.writelines(json.dumps({"run": asked["run"], **line}) + "\\n" for line in lines)
+        file.writelines(json.dumps(line) + "\\n" for line in lines)
 
 def build(number=1, **facts):
-    usual = {"bytes": 1 << 20, "front_end": "keras", "towers": 4, "gpus": False}
+    usual = {"bytes": 1 << 20, "front_end": "keras", "update": "", "towers": 4}
     usual.update(strategy={"missing": "zeros", **changes})
     tell({"sum": str(number), "built": {**usual, **facts}})
 

@@ -53,7 +53,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     An error of this package or of the system is printed as one line; the status is 2.
 
     Raises:
-        SystemExit: argparse has printed the help, or an error of the arguments.
+        SystemExit: argparse has printed the help, or an error of the arguments; or a command ends
+            with a line of its own.
     """
     # A character that the encoding lacks is printed as ``?``; standard error does so by itself.
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import tensorflow as tf
-from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...compat import tf1
@@ -18,7 +17,8 @@ class OrderedAccumGrad(AccumGradOptimizer):
     """tensorpack's ``AccumGradOptimizer``, but reading its counter after it has counted the step.
 
     tensorpack's reads the counter while the same step advances it. Now and then it applies the sums
-    a step too early, or skips a step. The variables and their names are the same.
+    a step too early, or skips a step. The variables and their names are the same. tensorpack's
+    trainers count the global step themselves.
     """
 
     def apply_gradients(
@@ -30,32 +30,25 @@ class OrderedAccumGrad(AccumGradOptimizer):
             HierAllreduceError: ``niter`` is no number of steps.
         """
         steps_of_sum = whole_number(self._niter, "niter", least=1)
-        pairs = FilterNoneGrad().process(grads_and_vars)
-        variables = variables_in(pairs)
+        variables = variables_in(grads_and_vars)
         with tf.control_dependencies(None):
             sums = self._create_accum_slots(variables)
             with tf1.variable_scope(self._name), tf.device("/cpu:0"):
-                counter = tf1.Variable(
-                    0, name="counter", trainable=False, dtype=tf.int32, use_resource=True
-                )
+                counter = tf1.Variable(0, name="counter", trainable=False, use_resource=True)
 
         def apply_sums() -> Any:
             accumulated = [total.read_value() for total in sums]
             update = self._opt.apply_gradients(list(zip(accumulated, variables)))
             with tf.control_dependencies([update]):
-                cleared = [tf1.assign(total, tf.zeros_like(total)) for total in sums]
-                return tf.group(*cleared)
+                return tf.group(*[total.assign(tf.zeros_like(total)) for total in sums])
 
         with tf1.name_scope("AccumGradOptimizer"):
-            added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(pairs))]
+            added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(grads_and_vars))]
             with tf.control_dependencies([*added, counter.assign_add(1)]):
                 # The read comes after the step was counted, because nothing else orders the two.
                 is_last = tf.equal(counter.read_value() % steps_of_sum, 0)
                 applied = tf.cond(is_last, apply_sums, tf.no_op)
-            with tf.control_dependencies([applied]):
-                if global_step is None:
-                    return tf.no_op(name)
-                return tf1.assign_add(global_step, 1, name=name).op
+            return tf.group(applied, name=name)
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
+from numbers import Integral
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput, StagingInput
+from tensorpack.input_source import FeedfreeInput
 from tensorpack.tfutils.common import get_global_step_var
 from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
 from tensorpack.train import SingleCostTrainer
 
-from ... import configs
 from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import HierAllreduceError
@@ -22,13 +23,11 @@ from ...planning.strategy import Strategy
 from ...training.equality import broadcast, comparison
 from ...training.hook import TowersHook
 from ...training.options import Options, Transform, checked_options
-from ...training.replicas import by_names, columns_of, kept, unsaid_among
+from ...training.replicas import columns_of, kept, unsaid_among
 from ...training.towers import Column, Pairs, Towers
 from ...training.update import update_towers
 from .accumulation import with_ordered_accumulation
-from .sessions import creator_for_hosts, creator_for_towers
-
-_OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
+from .sessions import creator_for_towers
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -110,16 +109,10 @@ class HierarchicalTrainer(SingleCostTrainer):
                 error when training starts, before its session does.
         """
         # A number stands for that many GPUs, as for tensorpack's trainer.
-        if configs.is_whole_number(devices) and devices > 0:
+        if isinstance(devices, Integral):
             devices = range(devices)
-        if isinstance(devices, str) or not isinstance(devices, Iterable):
-            raise HierAllreduceError(
-                f"HierarchicalTrainer({devices!r}): expected the number of GPUs, such as 8, or a"
-                " list of devices, such as ['/gpu:0', '/gpu:2']"
-            )
-        is_id = configs.is_whole_number
-        devices = [f"/gpu:{device}" if is_id(device) else device for device in devices]
-        self.devices = list(device_strings(devices))
+        named = [f"/gpu:{one}" if isinstance(one, Integral) else one for one in devices]
+        self.devices = list(device_strings(named))
         scopes = tuple(f"tower{k}" if k else "" for k in range(len(self.devices)))
         steps = broadcast_every, check_replicas_every
         chosen = Options(average, strategy, update, transform, *steps, cluster, scopes)
@@ -128,62 +121,22 @@ class HierarchicalTrainer(SingleCostTrainer):
         self.cluster = cluster
         self.is_chief = cluster is None or cluster.is_chief
 
-    @classmethod
-    def from_config(cls, name_or_path: str, **changes: Any) -> HierarchicalTrainer:
-        """Return the trainer of ``configs/trainers/NAME.yaml`` or of the YAML file at a path.
-
-        The keys are arguments of the constructor; ``strategy`` is a name, a path, or a mapping of a
-        strategy's keys. ``changes`` have other values than the file's: ``from_config("chainer",
-        devices=4)``.
-
-        Raises:
-            HierAllreduceError: no such file or name, an unknown key, an invalid value, or no
-                ``devices``.
-        """
-        path = configs.find("trainers", name_or_path)
-        options = configs.read_yaml(path)
-        configs.check_keys(options, _OPTIONS, str(path))
-        options.update(changes)
-        if "devices" not in options:
-            raise HierAllreduceError(
-                f"{path}: 'devices' is missing: how many GPUs, or a list of devices"
-            )
-        if isinstance(options.get("strategy"), dict):
-            options["strategy"] = Strategy.from_values(options["strategy"], path)
-        return cls(**options)
-
-    def setup_graph(
-        self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
-    ) -> None:
-        """Build everything, as tensorpack's method does.
-
-        Raises:
-            HierAllreduceError: an input that would give every tower the same batch, or wait
-                forever; or an optimizer or a gradient processor that cannot update towers.
-        """
-        # tensorpack refuses neither input: one waits forever, the other trains all towers alike.
-        if isinstance(input, StagingInput) and input._nr_stage > 1:
-            raise HierAllreduceError(
-                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}):"
-                " tensorpack's holds one element for each tower, and would wait forever for room"
-                " for the second; nr_stage=1 works"
-            )
-        if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
-            raise HierAllreduceError(
-                f"{type(input).__name__} would give every tower the same batch; use QueueInput,"
-                " TensorInput, or another FeedfreeInput, from which each tower takes other batches"
-            )
-        super().setup_graph(input_signature, input, get_cost_fn, get_opt_fn)
-
     def _setup_graph(
         self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
     ) -> List[Callback]:
         """Build towers, all-reduce and updates, and return the callbacks: tensorpack's hook."""
         towers = range(len(self.devices))
-        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
-        use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
+        # tensorpack refuses no such input, and would train all towers alike.
+        if len(towers) > 1 and not isinstance(input, FeedfreeInput):
+            raise HierAllreduceError(
+                f"{type(input).__name__} would give every tower the same batch; use QueueInput,"
+                " TensorInput, or another FeedfreeInput, from which each tower takes other batches"
+            )
         rows = DataParallelBuilder.call_for_each_tower(
-            towers, get_grads, devices=self.devices, use_vs=use_vs
+            towers,
+            self._make_get_grad_fn(input, get_cost_fn, get_opt_fn),
+            devices=self.devices,
+            use_vs=[tower > 0 for tower in towers],  # tower 0's variables have no prefix
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
         kept().devices, kept().scopes = tuple(self.devices), {self._options.scopes: True}
@@ -194,56 +147,52 @@ class HierarchicalTrainer(SingleCostTrainer):
         # The scope is that of tensorpack's trainer, because names of saved variables have it.
         with tf1.name_scope("apply_gradients"):
             self.train_op = update_towers(optimizer, ready, {})
-        self._copies = self._copies_before_steps()
-        _load_on_all_towers(columns_of())
-        return []
-
-    def _copies_before_steps(self) -> List[Any]:
-        """Return ops: the chief's variables go to all hosts, and then tower 0's to the others."""
-        ops = []
-        cluster: Any = self.cluster
-        if self._options.hosts > 1:
+        self._copies = []
+        if self.cluster is not None:
             get_global_step_var()  # creates it if necessary
             # The variables of now are the same on all hosts: the chief's callbacks may add some.
-            ops.append(cluster.broadcast(tf1.global_variables()))
-        if len(self.devices) > 1:
-            with tf1.name_scope("sync_variables"):
-                columns = columns_of()
-                ops.append(broadcast(columns, unsaid_among(columns)))
-        return ops
+            self._copies.append(self.cluster.broadcast(tf1.global_variables()))
+        columns = columns_of()
+        self._copies.append(broadcast(columns, unsaid_among(columns)))
+        # What callbacks load into a variable of tower 0, as setters of a rate do, reaches all.
+        for first, *others in columns:
+            first.load = partial(_load, first.load, others)
+        return []
 
     def initialize_hooks(self) -> None:
         """Create the session of the steps, which copies and compares: tensorpack's hook."""
-        hooks = self._callbacks.get_hooks()
-        if self._copies:
+        hook = TowersHook(
+            self._options,
+            # Moving averages stay out, because tensorpack updates them on tower 0 only.
+            lambda: (comparison(list(kept().columns.values())), self._copies),
             # What callbacks set at an epoch's end is copied before the first step of the next one.
-            begins_epoch = lambda: self.BROADCAST_EVERY_EPOCH and self.local_step == 0  # noqa: E731
-            hooks.insert(0, TowersHook(self._options, self._comparison, begins_epoch))
-        creator = ReuseSessionCreator(self.sess)
-        self.hooked_sess = tf1.train.MonitoredSession(creator, hooks)
-
-    def _comparison(self) -> Any:
-        # Moving averages stay out, because tensorpack updates them on tower 0 only.
-        return comparison(list(kept().columns.values())), self._copies
+            lambda: self.BROADCAST_EVERY_EPOCH and self.local_step == 0,
+        )
+        hooks = [hook, *self._callbacks.get_hooks()]
+        self.hooked_sess = tf1.train.MonitoredSession(ReuseSessionCreator(self.sess), hooks)
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
 
-        A ``NewSessionCreator`` gets CPU devices and threads as needed. Sessions of other creators
-        must already have the devices, more than K threads for K towers, and
-        ``use_per_session_threads``.
+        A ``NewSessionCreator`` gets CPU devices and threads as needed, and a cluster's session.
+        Sessions of other creators must already have the devices, more than K threads for K towers,
+        and ``use_per_session_threads``; of several hosts, they come from
+        :meth:`hier_allreduce.Cluster.session`.
 
         Raises:
             HierAllreduceError: the device of a tower does not exist; the message names those that
                 do.
             ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and
-                the creator is not a ``NewSessionCreator``.
+                the creator's session does not know the others.
         """
-        cluster: Any = self.cluster
-        if self._options.hosts > 1:
-            session_creator = creator_for_hosts(session_creator, cluster, self.devices)
-        elif isinstance(session_creator, NewSessionCreator):
+        if isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
+            if self.cluster is not None:
+                session = self.cluster.session(tf1.get_default_graph(), session_creator.config)
+                # Local variables, too, because all towers but the first have local ones.
+                session.run(tf1.global_variables_initializer())
+                session.run(tf1.train.Scaffold.default_local_init_op())
+                session_creator = ReuseSessionCreator(session)
         super().initialize(session_creator, session_init)
 
 
@@ -253,32 +202,20 @@ def _with_missing_pairs(rows: Sequence[Pairs], columns: Sequence[Column]) -> Lis
     tensorpack leaves out variables without a gradient, tower by tower, so that the K rows would not
     match.
     """
-    grad_by_id = {id(var): grad for grad, var in chain(*rows)}
-    column_by_id: Dict[int, Column] = {}
-    for column in columns:
-        column_by_id.update(dict.fromkeys(map(id, column), column))
-    trained = by_names(column_by_id[n] for n in grad_by_id if n in column_by_id).values()
+    grads = {id(var): grad for grad, var in chain(*rows)}
+    trained = [column for column in columns if not grads.keys().isdisjoint(map(id, column))]
+    paired = set(map(id, chain(*trained)))
     completed: List[Pairs] = []
     for tower, pairs in enumerate(rows):
         copies = [column[tower] for column in trained]
         # What has no copies stays in its row, and the check of the rows names it.
-        own = [pair for pair in pairs if id(pair[1]) not in column_by_id]
-        completed.append([*((grad_by_id.get(id(var)), var) for var in copies), *own])
+        own = [pair for pair in pairs if id(pair[1]) not in paired]
+        completed.append([*((grads.get(id(var)), var) for var in copies), *own])
     return completed
 
 
-def _load_on_all_towers(columns: Sequence[Column]) -> None:
-    """Let what callbacks load into a variable of tower 0, as setters of a rate do, reach all."""
-    for first, *others in columns:
-
-        def load(
-            value: Any,
-            session: Any = None,
-            load_on_tower_0: Any = first.load,
-            copies: Sequence[Any] = tuple(others),
-        ) -> None:
-            load_on_tower_0(value, session)
-            for var in copies:
-                var.load(value, session)
-
-        first.load = load
+def _load(load_on_tower_0: Any, copies: Sequence[Any], value: Any, session: Any = None) -> None:
+    """Load a value into a variable of tower 0, and into its copies."""
+    load_on_tower_0(value, session)
+    for var in copies:
+        var.load(value, session)

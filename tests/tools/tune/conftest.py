@@ -5,6 +5,7 @@ So their steps take exactly as long as they say.
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def runner(tmp_path):
         folder.mkdir()
         journal = folder / "journal.jsonl"
         settings = {"program": command, "folder": str(Path.cwd()), "only": []}
-        append(journal, settings)
-        return Runner(journal, settings, patience, seconds, [], lambda message: None)
+        append(journal, {"settings": settings})
+        return Runner(journal, settings, patience, time.monotonic() + seconds, [])
 
     return runner

@@ -1,6 +1,8 @@
 """How often candidates are measured, in which order, and in how much time."""
 
 import random
+from contextlib import redirect_stderr
+from io import StringIO
 from math import exp
 from typing import Dict, List
 
@@ -9,8 +11,9 @@ import pytest
 from hier_allreduce_tools.tune.candidates import CURRENT
 from hier_allreduce_tools.tune.journal import Run
 from hier_allreduce_tools.tune.ratio import pairs_needed
-from hier_allreduce_tools.tune.report import verdict
-from hier_allreduce_tools.tune.rounds import Rounds
+from hier_allreduce_tools.tune.report import report, verdict
+from hier_allreduce_tools.tune.rounds import minutes, run_rounds
+from hier_allreduce_tools.tune.run import TimeOver
 
 USUAL = [CURRENT, "NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"]
 USUAL += ["hierarchical"]  # the program has the strategy of auto
@@ -26,62 +29,61 @@ class VirtualRunner:
         self._left = seconds
         self.took = took
 
-    def seconds_left(self):
-        return self._left
-
     def run(self, candidate, number):
-        if self._left <= 0:
-            return None
         step = self._milliseconds(candidate)
         took = START_OF_A_HANG if step is HANGS else self.took
         self._left -= took
         if self._left < 0:
-            return None
-        fault = "hung: no step" if step is HANGS else "failed: status 1" if step == FAILS else ""
+            raise TimeOver
+        fault = "hung: no step" if step is HANGS else "ended: status 1" if step == FAILS else ""
         seconds = 0.0 if fault else step * 1e-3
-        return Run(number, candidate, seconds, took, fault, 1 << 20, "keras", "", 8, True)
+        return Run(number, candidate, seconds, took, fault, 1 << 20, "keras", "", 8)
+
+
+class Measured:
+    """Runs, and why candidates may have none."""
+
+    left_out: Dict[str, str]
+
+    def __init__(self, runs):
+        self.runs = runs
 
 
 def measured(runner, *only, runs=()):
-    """Return the rounds of a runner, and their candidates by round."""
-    told: List[str] = []
-    rounds = Rounds(runner, runs, told.append)
-    rounds.run_all(list(only))
+    """Return what a runner has measured, candidates by round, and what was told before."""
+    with redirect_stderr(StringIO()) as told:
+        measured = Measured(list(runs))
+        measured.left_out = run_rounds(runner, measured.runs, list(only))
     names_by_round: Dict[int, List[str]] = {}
-    for run in rounds.runs:
+    for run in measured.runs:
         names_by_round.setdefault(run.round, []).append(run.candidate)
-    return rounds, names_by_round, "\n".join(told)
+    return measured, names_by_round, told.getvalue()
 
 
 def test_all_candidates_run_equally_often_in_shuffled_orders_until_the_time_is_over():
-    runner = VirtualRunner()
-    rounds, names_by_round, _ = measured(runner)
+    rounds, names_by_round, _ = measured(VirtualRunner())
     assert names_by_round.pop(0) == [CURRENT]
-    assert len(names_by_round) == 24 and runner.seconds_left() < 5
+    assert len(names_by_round) == 24 and len(rounds.runs) == 600 // 5
     assert len(names_by_round.pop(24)) == 4  # then the time is over
     orders = [tuple(names) for names in names_by_round.values()]
     assert all(sorted(order) == sorted(USUAL) for order in orders) and len(set(orders)) > 5
-    assert rounds.left_out == {"auto": "the program as it is has this strategy"}
 
 
 @pytest.mark.parametrize("seconds", [12.0, 60.0, 240.0, 600.0, 3000.0])
 @pytest.mark.parametrize("took", [1.0, 5.0, 30.0])
 def test_every_candidate_has_runs_or_a_reason(seconds, took):
     rounds, _, _ = measured(VirtualRunner(seconds=seconds + took, took=took))
-    assert {run.candidate for run in rounds.runs} | set(rounds.left_out) == {*USUAL, "auto"}
+    assert {run.candidate for run in rounds.runs} | set(rounds.left_out) == {*USUAL}
 
 
 def test_with_less_time_the_answer_is_rough_and_the_minutes_are_told_before():
     rounds, _, told = measured(VirtualRunner(seconds=200.0))
     found = verdict(rounds.runs)
     assert len(found.rows) == 5 and all(row.is_rough for row in found.rows[1:])
-    assert (
-        "A run takes 5 s. A certain answer needs --minutes 5 for all 5, 2 for --only one; Ctrl-C"
-        in told
-    )
+    assert "A run takes 5 s. A certain answer needs --minutes 5 for all 5; --only" in told
     rounds, _, _ = measured(VirtualRunner(seconds=22.0))
-    words = [reason for name, reason in rounds.left_out.items() if name != "auto"]
-    assert words and set(words) == {"no time: --minutes 5 would do"}
+    said = report(verdict(rounds.runs), rounds.left_out)
+    assert said.count("not measured: ") == said.count(": no time: more --minutes\n") > 0
 
 
 def test_a_run_of_minutes_is_told_in_plain_seconds():
@@ -93,7 +95,7 @@ def test_a_run_of_minutes_is_told_in_plain_seconds():
 @pytest.mark.parametrize("programs", [2, 5])
 def test_the_minutes_that_would_do_are_enough(took, programs):
     rounds, _, _ = measured(VirtualRunner(took=took), *USUAL[1:programs])
-    seconds = 60.0 * rounds.minutes(1 + programs * pairs_needed(programs - 1))
+    seconds = 60.0 * minutes(rounds.runs, 1 + programs * pairs_needed(programs - 1))
     rounds, _, _ = measured(VirtualRunner(seconds=seconds, took=took), *USUAL[1:programs])
     found = verdict(rounds.runs)
     assert len(found.rows) == programs and not found.missing_pairs
@@ -111,31 +113,21 @@ def test_a_rough_answer_tells_how_many_pairs_are_missing_by_the_starts_that_were
     rounds, _, _ = measured(runner, *only)
     found = verdict(rounds.runs)
     assert found.missing_pairs == 8 - found.rows[1].pairs > 0
-    minutes = rounds.minutes(2 * found.missing_pairs)
-    assert minutes == -(-found.missing_pairs * 2 * 60 // 60)
+    missing = minutes(rounds.runs, 2 * found.missing_pairs)
+    assert missing == -(-found.missing_pairs * 2 * 60 // 60)
     # with so many more minutes nothing is missing
-    more = VirtualRunner(seconds=60.0 * minutes, took=60.0)
+    more = VirtualRunner(seconds=60.0 * missing, took=60.0)
     rounds, _, _ = measured(more, *only, runs=rounds.runs)
     assert not verdict(rounds.runs).missing_pairs
 
 
 def test_a_journal_is_continued_with_its_candidates_and_no_other_first_run():
     rounds, before, _ = measured(VirtualRunner(seconds=12.0), "tree", "flat")
-    assert "no time: --minutes 3 would do" in rounds.left_out.values()
+    assert "no time: more --minutes" in report(verdict(rounds.runs), rounds.left_out)
     rounds, after, _ = measured(VirtualRunner(seconds=600.0), "tree", "flat", runs=rounds.runs)
     assert len(after[0]) == 1 and len(after) > len(before)
-    assert set(after[len(before)]) == {CURRENT, "tree", "flat"} and not rounds.left_out
-
-
-def test_a_first_run_without_an_all_reduce_is_made_again_when_it_is_continued():
-    failed = Run(0, CURRENT, 0.0, 5.0, "failed: status 1 after step 0")
-    rounds, names_by_round, _ = measured(VirtualRunner(), "flat", runs=[failed])
-    found = verdict(rounds.runs)
-    assert names_by_round[0] == [CURRENT] and len(found.rows) == 2 and not found.faults
-    # the journal still has that run before these
-    rounds, again, _ = measured(VirtualRunner(), "flat", runs=[failed, *rounds.runs])
-    assert again[0] == [CURRENT] and len(again) > len(names_by_round)
-    assert not verdict(rounds.runs).faults
+    assert set(after[len(before)]) == {CURRENT, "tree", "flat"}
+    assert "not measured" not in report(verdict(rounds.runs), rounds.left_out)
 
 
 @pytest.mark.parametrize("fails", [FAILS, HANGS])
@@ -168,7 +160,7 @@ def test_if_the_program_as_it_is_hangs_two_others_run_in_the_usual_time():
     alone, names_by_round, told = measured(
         VirtualRunner(lambda candidate: HANGS if candidate == CURRENT else 10.0), "tree"
     )
-    assert names_by_round == {0: [CURRENT], 1: ["tree"]} and not alone.left_out
+    assert names_by_round == {0: [CURRENT], 1: ["tree"]}
     assert not told  # a hang is no run that tells how long others take
     assert verdict(alone.runs).advice == "use tree"
 

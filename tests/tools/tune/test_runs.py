@@ -9,9 +9,10 @@ import pytest
 from helpers.timed_programs import WAITS, left_over
 
 from hier_allreduce_tools.tune.candidates import CURRENT
-from hier_allreduce_tools.tune.journal import read
+from hier_allreduce_tools.tune.journal import Run, read
 from hier_allreduce_tools.tune.report import report, verdict
-from hier_allreduce_tools.tune.rounds import Rounds
+from hier_allreduce_tools.tune.rounds import run_rounds
+from hier_allreduce_tools.tune.run import TimeOver
 
 
 @pytest.mark.parametrize("steps", [41, 60, 3000])
@@ -41,9 +42,20 @@ step(3, number=3)
     assert run.step == pytest.approx(0.03) and run.bytes == 1 << 20
 
 
+def test_the_sums_of_an_optimizer_are_the_trainings_whatever_an_evaluation_adds_up(program, runner):
+    text = """
+build(2, bytes=1 << 30)
+build(1, update="sharded")
+step(60, 1.0, number=2)
+step(60, 10.0)
+"""
+    run = runner(program(text)).run(CURRENT, 1)
+    assert run.step == pytest.approx(0.01) and run.bytes == 1 << 20
+
+
 def test_a_process_of_an_earlier_run_makes_no_steps(program, runner):
-    run = runner(program("asked['run'] = 0\ntrain(60)")).run(CURRENT, 1)
-    assert run.fault.startswith("ended after step 0 of 41")
+    run = runner(program("step(60)")).run(CURRENT, 1)
+    assert run.fault.startswith("ended with status 0 after step 0 of 41")
 
 
 @pytest.fixture
@@ -51,25 +63,19 @@ def hours_pass(monkeypatch, tmp_path):
     """Hours pass once, when the program has said that it waits: no test waits for a hang."""
     looks: List[str] = []
 
-    def sleep(seconds):
-        time.sleep(seconds)
+    def monotonic():  # after some looks, since the first one may be the first to see steps
         logs = [path.read_text() for path in tmp_path.glob("outputs-*/*.log")]
         looks.extend(log for log in logs if log.startswith("waits"))
+        return time.monotonic() + (1e4 if len(looks) > 6 else 0.0)
 
-    def monotonic():  # after the second look, since the first one may be the first to see steps
-        return time.monotonic() + (1e4 if len(looks) > 1 else 0.0)
-
-    clock = SimpleNamespace(monotonic=monotonic, time=time.time, sleep=sleep)
-    monkeypatch.setattr("hier_allreduce_tools.tune.run.time", clock)
+    monkeypatch.setattr("hier_allreduce_tools.tune.run.time", SimpleNamespace(monotonic=monotonic))
 
 
 def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner, hours_pass):
     runs = runner(program(f"train(5){WAITS}"), seconds=1e5)
-    run, log = runs.run(CURRENT, 1), runs.log
-    assert (
-        run.fault
-        == f"hung: no step after step 5 for 30 s (--patience), killed; last line of {log}: 'waits'"
-    )
+    run, log = runs.run(CURRENT, 1), runs.journal.with_name("1.log")
+    hung = "hung: no step after step 5 for 30 s (--patience)"
+    assert run.fault == f"{hung}; last line of {log}: 'waits'"
     assert run.step == 0 and not left_over()
 
 
@@ -79,15 +85,15 @@ def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner, hou
     [
         (
             "raise KeyError('w')",
-            r"failed: status 1 after step {}; last line of \S+: \"KeyError: 'w'\"",
+            r"ended with status 1 after step {} of 41; last line of \S+: \"KeyError: 'w'\"",
         ),
         (
             "sys.exit('OOM when allocating x')",
-            r"status 1 after step {}; last line of \S+: 'OOM when",
+            r"status 1 after step {} of 41; last line of \S+: 'OOM when",
         ),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
-            r"failed: SIGKILL after step {}; last line of \S+: ''",
+            r"ended with status -9 after step {} of 41; last line of \S+: ''",
         ),
     ],
 )
@@ -99,7 +105,8 @@ def test_a_program_whose_status_is_not_0_has_failed_whatever_it_did(
 
 
 def test_a_run_is_cut_when_the_time_is_over(program, runner, hours_pass):
-    assert runner(program(f"train(5){WAITS}"), seconds=1e3).run(CURRENT, 1) is None
+    with pytest.raises(TimeOver):
+        runner(program(f"train(5){WAITS}"), seconds=1e3).run(CURRENT, 1)
     assert not left_over()
 
 
@@ -115,21 +122,24 @@ tell(*({"sum": "1", "time": 0.01 * step - (9e9 if step > 25 else 0)} for step in
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("train(5)", r"ended after step 5 of 41; last line of \S+: ''"),
-        ("sys.exit('no data')", r"failed: status 1 after step 0; last line of \S+: 'no data'"),
+        ("train(5)", r"ended with status 0 after step 5 of 41; last line of \S+: ''"),
+        (
+            "sys.exit('no data')",
+            r"ended with status 1 after step 0 of 41; last line of \S+: 'no data'",
+        ),
         (
             WAITS,
-            r"hung: no step after step 0 for 90 s \(--patience\), killed; last line of \S+: 'wai",
+            r"hung: no step after step 0 for 30 s \(--patience\); last line of \S+: 'wai",
         ),
         ("input('really? ')", "EOFError: EOF when reading a line"),
-        ("import torch.nn_", "after step 0; .*ModuleNotFoundError: No module named 'torch"),
-        ("", r"ended after step 0 of 41; last line of \S+: ''"),
+        ("import torch.nn_", "after step 0 of 41; .*ModuleNotFoundError: No module named 'torch"),
+        ("", r"ended with status 0 after step 0 of 41; last line of \S+: ''"),
     ],
 )
 def test_the_cause_is_named_where_nothing_can_be_measured(program, runner, hours_pass, text, cause):
-    rounds = Rounds(runner(program(text), seconds=1e5), [], print)
-    rounds.run_all(["flat"])
-    said = report(verdict(rounds.runs), rounds.left_out)
+    runs: List[Run] = []
+    left_out = run_rounds(runner(program(text), seconds=1e5), runs, ["flat"])
+    said = report(verdict(runs), left_out)
     assert re.match(f"not measured: {CURRENT}: .*{cause}", said)
     assert "nothing was measured: the program has to make 41 steps with an all-reduce" in said
     assert "Its Python needs the PYTHONPATH of tune: no -E, -I, -S" in said and not left_over()
@@ -145,9 +155,7 @@ def test_children_that_ignore_sigterm_are_ended_too(program, runner, monkeypatch
 
 
 def test_a_half_line_of_a_killed_program_spoils_no_other(program, runner, tmp_path):
-    text = (
-        "train(41)\nwith open(asked['journal'], 'a') as file:\n    file.write('{\"run\": 1, \"su')"
-    )
+    text = "train(41)\nopen(asked['journal'], 'a').write('{\"sum\": \"1\", \"ti')"
     runs = runner(program(text))
     made = [runs.run(CURRENT, round) for round in (1, 2)]
     (path,) = tmp_path.glob("outputs-*/journal.jsonl")
@@ -167,4 +175,5 @@ def test_a_half_line_of_a_killed_program_spoils_no_other(program, runner, tmp_pa
 def test_the_last_line_of_a_failed_program_is_quoted(program, runner, text, words):
     runs = runner(program(f"sys.stdout.write({text!r})\nsys.exit(1)"))
     fault = runs.run(CURRENT, 1).fault
-    assert fault == f"failed: status 1 after step 0; last line of {runs.log}: {words}"
+    log = runs.journal.with_name("1.log")
+    assert fault == f"ended with status 1 after step 0 of 41; last line of {log}: {words}"

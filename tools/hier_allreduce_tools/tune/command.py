@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import yaml
-from tqdm import tqdm
 
 from hier_allreduce import Strategy
 
 from ..text import names_in
 from . import journal
-from .candidates import ALL_BASELINES, OTHERS, changes_of
-from .inside import VARIABLE
+from .candidates import BASELINES, changes_of
+from .inside.sitecustomize import VARIABLE
 from .report import Verdict, report, verdict
-from .rounds import Rounds
+from .rounds import minutes, run_rounds
 from .run import Runner, noted_signals
 
 _WARNING = f"""\
 Each run starts the program, which really trains: it writes its logs and checkpoints, and a program
 that empties its log folder loses what it has there. {VARIABLE} is set in each run:
     folder = "tune" if "{VARIABLE}" in os.environ else "train_log\""""
-
-_BAR = "{percentage:3.0f}%|{bar}| {n:.0f} s{postfix}"
-# Its thread would make forks unsafe, and a run is looked at often enough.
-tqdm.monitor_interval = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,28 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
 
     help = "minutes of all runs together (default 10)"
-    add("--minutes", metavar="M", type=minutes, default=10.0, help=help)
+    add("--minutes", metavar="M", type=float, default=10.0, help=help)
 
     help = (
         "measure these beside the program as it is, instead of the usual ones: an algorithm of"
-        f" Strategy, also with the size of its chunks (flat-8MiB), or {', '.join(OTHERS)}"
+        f" Strategy, a strategy's YAML file or its name, or {', '.join(BASELINES)}"
     )
     add("--only", metavar="A,B", type=names_in, default=[], help=help)
 
-    help = "longest time without a step, in seconds (default 60); three times as long at the start"
-    add("--patience", metavar="S", type=float, default=60.0, help=help)
+    help = "longest time without a step, also before the first one, in seconds (default 180)"
+    add("--patience", metavar="S", type=float, default=180.0, help=help)
 
     help = "new file for the best strategy, for strategy='FILE'"
     add("-o", metavar="FILE", type=_new_file, help=help)
 
     add("--yes", action="store_true", help="start without asking: each run really trains")
-
-
-def minutes(argument: str) -> float:
-    """Read minutes above 0."""
-    if not float(argument) > 0:
-        raise argparse.ArgumentTypeError(f"{argument!r}: expected minutes above 0")
-    return float(argument)
 
 
 def _new_file(argument: str) -> Path:
@@ -79,57 +67,46 @@ def main(args: argparse.Namespace) -> int:
     """Run the command, and return its exit status.
 
     That is 1 if no two candidates were measured, 130 if it was interrupted.
+
+    Raises:
+        SystemExit: nobody has answered "y".
     """
     for name in args.only:
         changes_of(name)  # an unknown name is an error before the first run
     print(_WARNING, file=sys.stderr)
-    if not args.yes and not _is_wanted():
-        return 1
-    if args.journal is None:
+    if not args.yes:
+        print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
+        # Nobody can answer if standard input is closed.
+        if not sys.stdin or sys.stdin.readline().strip().lower() != "y":
+            sys.exit("nothing was started; --yes starts without asking")
+    if args.journal:
+        path = args.journal.absolute()
+    else:
         path = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"), "journal.jsonl")
         settings = {"program": args.program, "folder": os.getcwd(), "only": args.only}
-        journal.append(path, settings)
-    else:
-        path = args.journal.absolute()
+        journal.append(path, {"settings": settings})
     settings, runs = journal.read(path)
     print(f"The journal and the outputs go into {path}.", file=sys.stderr)
 
-    seconds = 60 * args.minutes
-    with noted_signals() as signals, tqdm(total=seconds, bar_format=_BAR, disable=None) as bar:
-
-        def show(message: str) -> None:
-            bar.set_postfix_str(message, refresh=False)
-            bar.update(seconds - runner.seconds_left() - bar.n)
-
-        runner = Runner(path, settings, args.patience, seconds, signals, show)
-        rounds = Rounds(runner, runs, lambda line: bar.write(line, file=sys.stderr))
-        rounds.run_all(args.only or settings["only"])
-    found = verdict(rounds.runs)
-    text = report(found, rounds.left_out)
+    deadline = time.monotonic() + 60 * args.minutes
+    with noted_signals() as signals:
+        runner = Runner(path, settings, args.patience, deadline, signals)
+        left_out = run_rounds(runner, runs, args.only or settings["only"])
+    found = verdict(runs)
+    text = report(found, left_out)
     print(text)
     if found.missing_pairs:
-        more = rounds.minutes(len(found.rows) * found.missing_pairs)
+        more = minutes(runs, len(found.rows) * found.missing_pairs)
         print(
             f"for a certain answer {found.missing_pairs} more pairs of runs are missing:\n"
             f"hier-allreduce tune --continue {path} --minutes {more}",
             file=sys.stderr,
         )
-    if args.o is not None:
+    if args.o:
         _write_best(args.o, found, text)
     if signals:
-        return 128 + signal.SIGINT
+        return 130
     return 0 if len(found.rows) > 1 else 1
-
-
-def _is_wanted() -> bool:
-    """Ask, and return whether the answer is yes."""
-    print("Start the first run? [y/N] ", end="", file=sys.stderr, flush=True)
-    # Nobody can answer if standard input is closed.
-    answer = sys.stdin.readline() if sys.stdin else ""
-    if answer.strip().lower() in ("y", "yes"):
-        return True
-    print("nothing was started; --yes starts without asking", file=sys.stderr)
-    return False
 
 
 def _write_best(path: Path, found: Verdict, text: str) -> None:
@@ -139,7 +116,7 @@ def _write_best(path: Path, found: Verdict, text: str) -> None:
         HierAllreduceError: it has a function of the program, which no file can name.
     """
     # A baseline cannot be written, because a strategy file has the fields of ours only.
-    if found.best is None or found.best.name in ALL_BASELINES:
+    if found.best is None or found.best.name in BASELINES:
         print(f"{path} is not written: {found.advice}", file=sys.stderr)
         return
     strategy = found.best.runs[0].strategy

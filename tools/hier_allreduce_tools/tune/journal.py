@@ -2,10 +2,10 @@
 
 ::
 
-    {"program": ["python", "train.py"], "folder": "/home/me", "only": []}
-    {"run": 1, "sum": "71-4096", "built": {…}}           the program's own lines, as ``inside`` says
-    {"run": 1, "sum": "71-4096", "time": 1795629992.33}
-    {"run": 1, "round": 0, "candidate": "tree", "step": 0.01, …}     the run has ended
+    {"settings": {"program": ["python", "train.py"], "folder": "/home/me", "only": []}}
+    {"sum": "71 4096 w:0", "built": {…}}       the program's own lines, as ``inside`` says
+    {"sum": "71 4096 w:0", "time": 1795629992.33}
+    {"ended": {"round": 0, "candidate": "tree", "step": 0.01, …}}          a run has ended
 
 ``--continue`` needs the first line, and those of runs.
 """
@@ -32,8 +32,7 @@ class Run(NamedTuple):
     front_end: str = "towers"
     update: str = ""
     towers: int = 0  # 0: no all-reduce was built
-    gpus: bool = False  # whether some towers are on GPUs
-    strategy: Dict[str, Any] = {}  # noqa: RUF012  its fields that are no defaults
+    strategy: Dict[str, Any] = {}  # noqa: RUF012
 
 
 def append(journal: Path, line: Dict[str, Any]) -> None:
@@ -55,19 +54,14 @@ def lines_in(journal: Path, begin: int = 0) -> List[Dict[str, Any]]:
 
 
 def read(journal: Path) -> Tuple[Dict[str, Any], List[Run]]:
-    """Return the first line of a journal, and the runs that have ended.
+    """Return the settings in a journal, and the runs that have ended.
 
     Raises:
         HierAllreduceError: ``tune`` has not written the file.
     """
     lines = lines_in(journal)
-    runs = []
     try:
-        settings = {key: lines[0][key] for key in ("program", "folder", "only")}
-        for line in lines[1:]:
-            del line["run"]  # its number, which the program's own lines have too
-            if "round" in line:
-                runs.append(Run(**line))
+        settings: Dict[str, Any] = lines[0]["settings"]
+        return settings, [Run(**line["ended"]) for line in lines if "ended" in line]
     except (IndexError, KeyError, TypeError) as error:
         raise HierAllreduceError(f"{journal} is no journal of tune: {error!r}") from None
-    return settings, runs

@@ -1,35 +1,33 @@
 """Inside the user's program: another all-reduce, and a line in the journal at each step.
 
-``tune`` copies this file as ``sitecustomize.py`` into a folder on the program's PYTHONPATH, so that
-Python runs it first. It needs nothing but hier_allreduce and wrapt, which TensorFlow brings::
+Its folder is on the program's PYTHONPATH, so that Python runs it first. It needs nothing but
+hier_allreduce and wrapt, which TensorFlow brings::
 
-    {"run": 3, "sum": "71-4096", "built": {"bytes": 4096, "towers": 8, …}}    a sum is built
-    {"run": 3, "sum": "71-4096", "time": 1795629992.339589}                   it has run in a step
+    {"sum": "71 4096 hier_allreduce/w:0", "built": {"bytes": 4096, "towers": 8, …}}   it is built
+    {"sum": "71 4096 hier_allreduce/w:0", "time": 1795629992.339589}        it has run in a step
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import sys
 from contextlib import suppress
-from dataclasses import fields, replace
-from typing import Any, Callable, Dict, Optional, Sequence
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 VARIABLE = "HIER_ALLREDUCE_TUNE"
 Rows = Sequence[Sequence[Any]]  # K×N gradients
 
 
-class MeasuredProgram:
+class MeasuredProgram(NamedTuple):
     """A program with a candidate's all-reduce, whose sums are counted and timed."""
 
-    def __init__(self, request: Dict[str, Any]):
-        self._run: int = request["run"]
-        self._journal: str = request["journal"]
-        self._candidate: str = request["candidate"]
-        self._changes: Dict[str, Any] = request["changes"]
+    journal: str  # a path
+    candidate: str
+    changes: Dict[str, Any]  # of the program's strategy
 
     def begin(self, tensorflow: Any) -> None:
         """Substitute all-reduces from now on; TensorFlow is imported."""
@@ -48,68 +46,53 @@ class MeasuredProgram:
 
         if call.hosts > 1:
             fault = f"tune measures one host, and this program has {call.hosts}"
-            raise hier_allreduce.ClusterError(f"{fault}: run it without a cluster")
-        strategy = replace(call.strategy, **self._changes)
-        choices = {}
-        for field in fields(strategy):
-            value = getattr(strategy, field.name)
-            if value != field.default:
-                choices[field.name] = value
-        size = max(sum(map(_bytes_of, row)) for row in call.rows)
+            raise hier_allreduce.ClusterError(fault)
+        strategy = replace(call.strategy, **self.changes)
         built = {
-            "bytes": size,
+            "bytes": max(sum(map(_bytes_of, row)) for row in call.rows),
             "front_end": call.front_end,
             "update": call.update,
             "towers": len(call.devices),
-            "gpus": any("gpu:" in str(device).lower() for device in call.devices),
-            "strategy": choices,
+            "strategy": vars(strategy),
         }
-        reduce = _reduction(self._candidate, call)
+        reduce = _reduction(self.candidate, call)
         return hier_allreduce.Substitute(strategy, reduce, lambda rows: self._timed(rows, built))
 
     def _timed(self, rows: Rows, built: Dict[str, Any]) -> Rows:
         """Return K rows of N reduced gradients, one of which waits for the line of its step."""
+        timed = [list(row) for row in rows]
+        for row in timed:
+            for column, grad in enumerate(row):
+                if grad is not None:
+                    row[column] = self._after_line(grad, built)
+                    return timed
+        return timed
+
+    def _after_line(self, grad: Any, built: Dict[str, Any]) -> Any:
+        """Return a copy of a gradient, after a line with the time is in the journal."""
         import tensorflow as tf
 
-        changed = [list(row) for row in rows]
-        for row in changed:
-            columns = [column for column, grad in enumerate(row) if grad is not None]
-            if columns:
-                # A step may be built in several graphs, and eagerly each is a call.
-                sum_name = f"{os.getpid()}-{built['bytes']}"
-                line = {"run": self._run, "sum": sum_name, "built": built}
-                with open(self._journal, "a", encoding="utf-8") as journal:
-                    # JSON has no word for a function of the program.
-                    journal.write(json.dumps(line, default=str) + "\n")
-                # The first part of a sparse gradient are its values.
-                first, *others = tf.nest.flatten(row[columns[0]], expand_composites=True)
-                parts = [self._after_line(first, sum_name), *others]
-                timed = tf.nest.pack_sequence_as(row[columns[0]], parts, expand_composites=True)
-                row[columns[0]] = timed
-                return changed
-        return rows
-
-    def _after_line(self, tensor: Any, sum_name: str) -> Any:
-        """Return a copy of a tensor, after a line with the time is in the journal."""
-        import tensorflow as tf
-
-        with tf.device("/cpu:0"), tf.control_dependencies([tensor]):
+        # Two sums in a graph have two names, the same sum in several graphs has one; eagerly, where
+        # each step is a call, there is none.
+        name = f"{os.getpid()} {built['bytes']} {getattr(grad, 'name', '')}"
+        with open(self.journal, "a", encoding="utf-8") as journal:
+            # JSON has no word for a function of the program.
+            journal.write(json.dumps({"sum": name, "built": built}, default=str) + "\n")
+        with tf.device("/cpu:0"), tf.control_dependencies([grad]):
             # It is an op, because a Python function would wait for the program's threads.
             moment = tf.strings.as_string(tf.timestamp(), precision=6)
-            before = f'{{"run": {self._run}, "sum": "{sum_name}", "time": '
-            line = tf.strings.join([before, moment, "}"])
-            printed = tf.print(line, output_stream=f"file://{self._journal}")
-        with tf.device(tensor.device), tf.control_dependencies([printed]):
-            return tf.identity(tensor)
+            line = tf.strings.join([f'{{"sum": "{name}", "time": ', moment, "}"])
+            printed = tf.print(line, output_stream=f"file://{self.journal}")
+        with tf.device(grad.device), tf.control_dependencies([printed]):
+            # A sparse gradient stays one; TensorFlow 1.15's identity would make it dense.
+            return tf.nest.map_structure(tf.identity, grad, expand_composites=True)
 
 
 def _bytes_of(grad: Any) -> int:
     """Return the size of a gradient, of a sparse one that of its values; 0 if it is unknown."""
-    import tensorflow as tf
-
     if grad is None:
         return 0
-    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    values = getattr(grad, "values", grad)
     return (values.shape.num_elements() or 0) * values.dtype.size
 
 
@@ -152,20 +135,15 @@ def _reduced_by_tensorpack(mode: str, rows: Rows, devices: Sequence[Any], averag
     return packer.unpack_all(reduced, devices)
 
 
-def _run_hidden_module() -> None:
-    """Run the ``sitecustomize`` of the machine, which this file hides."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    elsewhere = [path for path in sys.path if os.path.abspath(path) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
 if __name__ == "sitecustomize":
-    _run_hidden_module()
+    # The machine may have a module of this name, too, which this file hides.
+    _elsewhere = [path for path in sys.path if path != os.path.dirname(__file__)]
+    _hidden = PathFinder.find_spec("sitecustomize", _elsewhere)
+    if _hidden is not None and _hidden.loader is not None:
+        _hidden.loader.exec_module(module_from_spec(_hidden))
     # Another Python of the program may have no wrapt: then it has no TensorFlow either.
     with suppress(ImportError, KeyError):
         from wrapt import register_post_import_hook
 
-        request = json.loads(os.environ[VARIABLE])
-        register_post_import_hook(MeasuredProgram(request).begin, "tensorflow")
+        _program = MeasuredProgram(**json.loads(os.environ[VARIABLE]))
+        register_post_import_hook(_program.begin, "tensorflow")

@@ -1,0 +1,1 @@
+"""The folder that ``tune`` adds to a program's PYTHONPATH: Python runs its module first."""
