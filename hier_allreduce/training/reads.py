@@ -51,6 +51,7 @@ class Step:
 
     Attributes:
         uses: the update's ops that use a variable.
+        first: those that take it where it is made.
         writers: those that may write it.
     """
 
@@ -61,7 +62,7 @@ class Step:
         ops = chain(*map(ops_of_gradients, grads))
         self._grads = [op for op in ops if op.graph is graph]
         self._reads = uses_by_variable(needed_by(self._grads))
-        self._first = first_uses(added)
+        self.first = first_uses(added)
         self._ends = ends
         self.uses = uses_by_variable(added)
         self.writers = writers_by_variable(self.uses)
@@ -81,15 +82,11 @@ class Step:
         reads = self.reads_of(var)
         outside = [op for op in reads if op._get_control_flow_context() is None]
         # Ops that take the handle wait, because each leads to all writes in what it enters.
-        wait(filter(may_write, self._first.get(var.op, ())), outside)
+        wait(filter(may_write, self.first.get(var.op, ())), outside)
         # Reads in the branch that is being built hold only the writes in the same branch.
         inside = [op for op in reads if op not in outside]
         writers = self.writers.get(var.op, ())
         wait([op for op in writers if op._get_control_flow_context() is self._here], inside)
-
-    def hold(self, before: Sequence[Any]) -> None:
-        """Let the update use no variable before some ops."""
-        wait(chain(*self._first.values()), before)
 
     def new_value(self, var: Any, device: Any) -> Any:
         """Return the value of ``var``, read on a device once the update has written it.

@@ -31,7 +31,7 @@ from ..graph.names import where
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
 from .equality import flags_of, watch
 from .owned import apply_once, apply_sharded, on_tower_0
-from .reads import Step, identity, ops_of_gradients
+from .reads import Step, identity, ops_of_gradients, wait
 from .replicas import by_names, columns_of, kept, names_of
 from .replicated import apply_replicated, why_once, with_slices
 from .sources import Sources
@@ -184,7 +184,7 @@ def _complete(applied: Applied, towers: Towers, sources: Sources, name: Optional
     begins = ops_of_gradients(reversed(applied.reduced[0]))
     with tf.control_dependencies([op for op in begins if op.graph is graph][:1]):
         taken = [flag.take() for flag in flags]
-    step.hold(taken)
+    wait(chain(*step.first.values()), taken)
     watch(towers.columns)
     op = tf.group(*applied.ends, *copied, *taken)
     with tf.control_dependencies([op]):
