@@ -9,9 +9,12 @@ import tensorflow as tf
 from ..compat import mirrored_like, replica_values, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import all_reduce, checked_call, checked_layout
+from ..graph.record import log_once
 from ..planning.strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
+
+_BATCH = 32  # Keras' default
 
 
 class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
@@ -110,6 +113,10 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             grads = list(zip(*(replica_values(replicas) for replicas, _ in pairs)))  # K × N
             call = checked_call(grads, devices, average, self._strategy)
             call = call._replace(front_end="keras", arguments=(reduce_op, pairs, *options))
+            # Keras adds up first batches in a way that needs them to be equal.
+            count = len(devices)
+            if _BATCH % count:
+                log_once(f"{count} replicas: batches: multiples of {count}, for Keras")
             reduced = all_reduce(checked_layout(call))
             # The class of a result is not public. The result of ``broadcast``, which is, has it.
             example = self.broadcast(tf.constant(0.0), pairs[0][1])

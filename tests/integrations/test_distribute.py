@@ -684,6 +684,16 @@ def test_errors_name_the_replica_and_the_value(kind, where):
         reduced(3, HierarchicalAllReduce(), SUM, FAULTY[kind])
 
 
+@needs_tf2
+@pytest.mark.parametrize("replicas, lines", [(8, 0), (7, 1)])
+def test_a_line_says_which_batches_keras_needs(replicas, lines, caplog):
+    log_once.cache_clear()  # another test may have logged it
+    caplog.set_level("INFO", "hier_allreduce")
+    reduced(replicas, HierarchicalAllReduce(), SUM, lambda tower: [tf.ones([3])])
+    line = f"{replicas} replicas: batches: multiples of {replicas}, for Keras"
+    assert caplog.messages.count(line) == lines
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -341,6 +341,27 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
 
 
 @UPDATES
+@pytest.mark.parametrize("given", ["local_init_op", "init_op", "ready_op"])
+def test_a_restored_run_has_the_scaffolds_ops_beside_those_of_the_program(tmp_path, update, given):
+    for steps in (1, 2):
+        with tf.Graph().as_default():
+            optimizer, rows = TowerOptimizer(adam(), gpus_or_cpus(3), update=update), towers(["w"])
+            op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
+            keys = [tf1.GraphKeys.LOCAL_VARIABLES]
+            mine = tf1.get_variable("mine", initializer=5.0, collections=keys, use_resource=True)
+            ops = {
+                "local_init_op": tf1.local_variables_initializer,
+                "init_op": tf1.global_variables_initializer,
+                "ready_op": tf1.report_uninitialized_variables,
+            }
+            scaffold = optimizer.scaffold(**{given: ops[given]()})
+            with monitored(tmp_path, scaffold, [optimizer.hook()]) as sess:
+                sess.run(op)
+                assert sess.run([mine, train.get_global_step()]) == [5, steps]
+                assert len(set(state(sess, rows))) == 1
+
+
+@UPDATES
 def test_a_run_is_restored_with_a_saver_of_the_program(tmp_path, update):
     """Of all towers' variables, which then have what they had; one of the scaffold is no other."""
     seen = []
