@@ -81,7 +81,7 @@ def main() -> None:
             for pass_ms in options.passes:
                 results["cells"] += on_machine(machine, model, pass_ms, options.rounds)
         write(results, options.json)
-    print(table(price_rows(results["cells"]), all_right=True))
+    print(table(price_rows(results["cells"])))
 
 
 if __name__ == "__main__":

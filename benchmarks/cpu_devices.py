@@ -210,7 +210,7 @@ def text(case: Case, results: Sequence[Result], rounds: int) -> str:
         ratio = f"{result.step / ours:.2f}" if ours else "–"
         cells = (f"{result.step * 1e3:.1f}", f"{low:.1f}–{high:.1f}", ratio, f"{result.build:.2f}")
         rows.append((result.name, *cells))
-    lines = [title(case, rounds), table(rows, all_right=True)]
+    lines = [title(case, rounds), table(rows)]
     ratio_to_best, baseline = ours_of(results), best_baseline(results)
     if ratio_to_best is not None and baseline is not None:
         lines.append(f"ours ÷ the best baseline ({baseline.name}): {ratio_to_best:.2f}")

@@ -58,7 +58,7 @@ def cell_table(cells: Sequence[Result]) -> str:
             row += [f"{exposed_ms(cell, name):.1f}", f"{min(rounds):.1f}–{max(rounds):.1f}"]
         row.append(f"{contender['limit_ms']:.1f}" if "limit_ms" in contender else "–")
         rows.append(row)
-    lines = [title(cells), table(rows, all_right=True)]
+    lines = [title(cells), table(rows)]
     lines += [f"host {cell['host']:g} is refused: {cell['refused']}" for cell in faulty(cells)]
     return "\n".join(lines)
 

@@ -39,23 +39,32 @@ if TYPE_CHECKING:
     from .planning.strategy import Strategy as Strategy
     from .training import TowerOptimizer as TowerOptimizer
 
-_PUBLIC = {
-    "auditing": ["audit"],
-    "cluster": ["Cluster"],
-    "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
-    "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
-    "graph.copy_check": ["CopyCheck", "copy_check"],
-    "graph.record": ["AllReduce", "SentTensor", "all_reduces"],
-    "graph.substitution": ["Call", "Substitute", "substitute"],
-    "planning.plan": ["Copy", "Reduce", "check"],
-    "planning.strategy": ["Strategy"],
-    "training": ["TowerOptimizer"],
+_MODULE_BY_NAME = {
+    "AllReduce": "graph.record",
+    "AuditError": "errors",
+    "Call": "graph.substitution",
+    "Cluster": "cluster",
+    "ClusterError": "errors",
+    "Copy": "planning.plan",
+    "CopyCheck": "graph.copy_check",
+    "HierAllreduceError": "errors",
+    "Reduce": "planning.plan",
+    "SentTensor": "graph.record",
+    "Strategy": "planning.strategy",
+    "Substitute": "graph.substitution",
+    "TowerOptimizer": "training",
+    "all_reduces": "graph.record",
+    "allreduce_grads": "graph",
+    "allreduce_grads_and_vars": "graph",
+    "allreduce_grads_hierarchical": "graph",
+    "audit": "auditing",
+    "check": "planning.plan",
+    "copy_check": "graph.copy_check",
+    "substitute": "graph.substitution",
 }
+__all__ = list(_MODULE_BY_NAME)
 # Its lines are of the level INFO; logging.basicConfig(level="INFO") shows them.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
-
-_MODULE_BY_NAME = {name: module for module, names in _PUBLIC.items() for name in names}
-__all__ = sorted(_MODULE_BY_NAME)
 
 
 def __getattr__(name: str) -> Any:

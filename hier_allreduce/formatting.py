@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from itertools import zip_longest
 from types import FrameType
 from typing import Iterable, List, Optional, Sequence
 
-_NUMBER = re.compile(r"[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _LONGEST = 80  # characters of a value in an error
 # Frames of these are between a program and this package.
@@ -35,20 +33,17 @@ def count(quantity: int, noun: str) -> str:
     return f"{quantity} {noun}" if quantity == 1 else f"{quantity} {noun}s"
 
 
-def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
+def table(rows: Iterable[Sequence[object]]) -> str:
     """Return a header and rows as text, with two blanks between columns.
 
-    A row may lack its last cells.
-
-    Columns of numbers are aligned right; with ``all_right``, every column but the first.
+    A row may lack its last cells. Every column but the first is aligned right.
     """
     # Turn the table, because a column has one width and one alignment.
     lines = [list(map(str, row)) for row in rows]
     padded: List[List[str]] = []
     for column in zip_longest(*lines, fillvalue=""):
         width = max(map(len, column))
-        is_right = bool(padded) if all_right else all(map(_NUMBER.match, column[1:]))
-        padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in column])
+        padded.append([cell.rjust(width) if padded else cell.ljust(width) for cell in column])
     return "\n".join("  ".join(line).rstrip() for line in zip(*padded))
 
 

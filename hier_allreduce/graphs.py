@@ -58,8 +58,8 @@ class GraphMemory:
         # What was built.
         self.all_reduces: List[Any] = []  # AllReduces, in building order
         self.shared_lines: List[str] = []  # about what is built for all hosts, which they compare
-        # The name of the tensor by which hosts compare a variable, by its own name.
-        self.compared: Dict[str, str] = {}
+        # The tensor by which hosts compare a variable, by its name.
+        self.compared: Dict[str, Any] = {}
         self.compares_hosts = True  # whether they do
 
         # Whose the variables are.

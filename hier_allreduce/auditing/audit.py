@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import chain
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+import re
+from collections import Counter, defaultdict
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import table
 from ..graph.record import all_reduces
 from ..graphs import graphs_with_all_reduces
-from .traffic import Audited, Copy, executed_in
+from .traffic import Audited, executed_in
 
-# An error message lists that many tensors, because a model may have hundreds.
+# An error message lists that many copies, because a model may have hundreds of tensors.
 _LISTED = 5
 _REMEDY = (
     "fetch the results of all towers and variables: TensorFlow executes nothing else. And build"
@@ -21,6 +21,7 @@ _REMEDY = (
     " fed placeholder is on the client's CPU:0) needs one more copy, and one that is on its root"
     " already is not copied there"
 )
+_SKIPPED = "not audited: not in this run, or in a tf.cond or tf.while_loop, which metadata hide"
 
 
 class Audit(NamedTuple):
@@ -28,11 +29,12 @@ class Audit(NamedTuple):
 
     Attributes:
         calls: the all-reduces that ran.
-        skipped: the others in the graph, by name scope, with the reason.
+        skipped: the name scopes of the others in the graph, which are not audited: they did not
+            run, or are in a ``tf.compat.v1.cond`` or ``while_loop``.
     """
 
     calls: Tuple[Audited, ...]
-    skipped: Tuple[Tuple[str, str], ...] = ()
+    skipped: Tuple[str, ...] = ()
 
     @property
     def copies(self) -> Counter:
@@ -40,18 +42,19 @@ class Audit(NamedTuple):
         return sum((audited.copies for audited in self.calls), Counter())
 
     def __str__(self) -> str:
-        lines = ["copies between the devices, from row to column"]
         # All-reduces over the same devices share a table, because their copies share the links.
-        for devices in dict.fromkeys(audited.all_reduce.devices for audited in self.calls):
-            calls = [audited for audited in self.calls if audited.all_reduce.devices == devices]
-            copies = Audit(tuple(calls)).copies
-            towers = range(len(devices))
-            cells: List[List[object]] = [["", *towers]]
-            for src in towers:
-                counts = [copies[src, dst] or "." for dst in towers]
-                cells.append([f"{src}  {devices[src]}", *counts])
-            lines.append(table(cells, all_right=True))
-        return "\n".join([*lines, *map(str, self.calls), *map(": ".join, self.skipped)])
+        copies_by_devices: Dict[Tuple[str, ...], Counter] = defaultdict(Counter)
+        for audited in self.calls:
+            copies_by_devices[audited.all_reduce.devices].update(audited.copies)
+        lines = ["copies between the devices, from row to column"]
+        for devices, copies in copies_by_devices.items():
+            cells: List[List[object]] = [["", *range(len(devices))]]
+            for src, device in enumerate(devices):
+                counts = [copies[src, dst] or "." for dst in range(len(devices))]
+                cells.append([f"{src}  {device}", *counts])
+            lines.append(table(cells))
+        skipped = [f"{scope}: {_SKIPPED}" for scope in self.skipped]
+        return "\n".join([*lines, *map(str, self.calls), *skipped])
 
 
 def audit(step: Any, graph: Optional[Any] = None) -> Audit:
@@ -69,7 +72,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     that did not run is counted as left out; it is missing only where no op of the all-reduce ran on
     its destination. Copies are compared by their number for each pair of towers: not which
     gradient they hold, nor where results go afterwards. On several hosts, every host audits its
-    devices and the sums over hosts.
+    devices; sums over hosts are not counted.
 
     Args:
         step: the RunMetadata of a ``session.run`` with
@@ -79,7 +82,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         graph: the session's graph, by default the current one.
 
     Returns:
-        The copies by pair of towers, and their dtypes; ``print`` it.
+        The copies by pair of towers; ``print`` it.
 
     Raises:
         AuditError: copies are missing or too many (the message names chunks and pairs, and the
@@ -98,34 +101,26 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             " options=tf.compat.v1.RunOptions(output_partition_graphs=True), run_metadata=…"
         )
     calls: List[Audited] = []
-    skipped: List[Tuple[str, str]] = []
+    skipped: List[str] = []
     for call in executed_in(graph, partitions, prefix):
-        reason = _reason_to_skip(call, graph)
-        if reason:
-            skipped.append((call.all_reduce.scope, reason))
-        else:
+        scope = call.all_reduce.scope
+        # TensorFlow 1 has the branches of a cond or while_loop in the same graph, and partition
+        # graphs do not show which branch was taken, or how often.
+        ops = [op for op in graph.get_operations() if op.name.startswith(scope)]
+        has_run = call.ran_at or call.sources or not call.planned
+        if has_run and not any(op._get_control_flow_context() for op in ops):
             _check_copies(call)
             calls.append(call)
+        else:
+            skipped.append(scope)
     if not calls:
-        reasons = "; ".join(map(": ".join, skipped)) or "there is none"
+        listed = ", ".join(skipped) or "there is none"
         raise AuditError(
-            f"the run has none of the all-reduces in {graph} ({reasons}). Fetch their results; of"
+            f"the run has none of the all-reduces in {graph} ({listed}). Fetch their results; of"
             " constants they are computed before the step. Or pass graph=, the one that the session"
-            " ran. Those in TensorFlow 2's tf.cond or tf.while_loop cannot be audited"
+            " ran. Those in a tf.cond or tf.while_loop cannot be audited"
         )
     return Audit(tuple(calls), tuple(skipped))
-
-
-def _reason_to_skip(call: Audited, graph: Any) -> str:
-    """Return why an all-reduce cannot be audited; empty if it can."""
-    # TensorFlow 1 has the branches of a cond or while_loop in the same graph, and partition graphs
-    # do not show which branch was taken, or how often.
-    scope = call.all_reduce.scope
-    ops = [op for op in graph.get_operations() if op.name.startswith(scope)]
-    if any(op._get_control_flow_context() for op in ops):
-        return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
-    has_run = call.ran_at or call.executed
-    return "" if has_run or not call.planned else "not in this run"
 
 
 def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
@@ -135,15 +130,19 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     because TensorFlow tells only once which nodes it executes.
     """
     graphs_before = graphs_with_all_reduces()
-    ids_before = set(map(id, graphs_before))
     with collected_graphs() as functions:
         step()
-    new_graphs = [graph for graph in graphs_with_all_reduces() if id(graph) not in ids_before]
+    new_graphs = [graph for graph in graphs_with_all_reduces() if graph not in graphs_before]
     # The training step has most all-reduces, because others only add up metrics.
     for graph in sorted(new_graphs, key=lambda graph: -len(all_reduces(graph))):
-        scopes = [built.scope for built in all_reduces(graph)]
+        scopes = "|".join(re.escape(built.scope) for built in all_reduces(graph))
+        # The prefix ends a level. It is the shortest one: of adam/hier_allreduce/ another scope,
+        # hier_allreduce/, is the end.
+        pattern = re.compile(f"(|.*?/)({scopes})")
         for function in functions:
-            prefix = _prefix_of(scopes, function.partition_graphs)
+            nodes = [node for partition in function.partition_graphs for node in partition.node]
+            matches = filter(None, (pattern.match(node.name) for node in nodes))
+            prefix = min((match.group(1) for match in matches), key=len, default=None)
             if prefix is not None:
                 return function.partition_graphs, prefix, graph
     raise AuditError(
@@ -153,52 +152,27 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     )
 
 
-def _prefix_of(scopes: Sequence[str], partitions: Sequence[Any]) -> Optional[str]:
-    """Return the text before name scopes in a function's partitions; None if none is there."""
-    prefixes = set()
-    for node in chain.from_iterable(partition.node for partition in partitions):
-        for scope in scopes:
-            prefix, is_there, _ = node.name.partition(scope)
-            # The prefix ends a level, because a scope may be the end of a longer name.
-            if is_there and (not prefix or prefix.endswith("/")):
-                prefixes.add(str(prefix))
-    # Of adam/hier_allreduce/ another scope, hier_allreduce/, is the end: that prefix is too long.
-    return min(prefixes, key=len, default=None)
-
-
 def _check_copies(call: Audited) -> None:
     """Raise an AuditError that lists the copies that are missing or too many."""
     built = call.all_reduce
-    left_out = call.planned - call.executed
-    not_planned = call.executed - call.planned
-    faults = list(call.strayed)
-    for tensor in built.tensors:
-        extra = [copy for copy in not_planned if copy[0] == tensor.name]
-        missing = [copy for copy in left_out if copy[0] == tensor.name]
+    not_planned = sorted(call.executed - call.planned, key=str)
+    other_tensors = {name for name, _, _ in not_planned}
+    missing = set()
+    for name, src, dst in call.planned - call.executed:
         # Where an op of ours ran, TensorFlow has brought it all that it reads.
-        if not extra:
-            missing = [copy for copy in missing if copy[2] not in call.ran_at]
-        if not missing and not extra:
-            continue
-        faults_of_tensor = [f"missing {_arrows(missing)}"] if missing else []
-        if extra:
-            sources = sorted(set().union(*(call.sources[copy] for copy in extra)))
-            listed = ", ".join(map(repr, sources))
-            faults_of_tensor.append(f"not planned {_arrows(extra)} (of {listed})")
-        variable, *more_variables = tensor.variables
-        more = f" and {len(more_variables)} more" if more_variables else ""
-        faults.append(f"{tensor.name} (variable {variable!r}{more}): {', '.join(faults_of_tensor)}")
-    if not faults:
+        if name in other_tensors or dst not in call.ran_at:
+            missing.add(f"{src}→{dst}")
+    if not not_planned and not missing:
         return
-    # Only the first ones are listed.
-    if len(faults) > _LISTED:
-        faults = [*faults[:_LISTED], f"and {len(faults) - _LISTED} more chunks"]
-    title = (
+    lines = [
         f"{built.scope}: the step's copies are not those of the {built.algorithm} plan, by tower"
-        " number"
-    )
-    raise AuditError("\n".join([title, *faults, _REMEDY]))
-
-
-def _arrows(copies: Sequence[Copy]) -> str:
-    return " ".join(f"{src}→{dst}" for _, src, dst in sorted(copies, key=str))
+        " number",
+        f"missing: {' '.join(sorted(missing)) or 'none'}",
+        f"not planned: {len(not_planned)}",
+    ]
+    described = {"": "before it is cut", **{tensor.name: str(tensor) for tensor in built.tensors}}
+    for copy in not_planned[:_LISTED]:
+        name, src, dst = copy
+        ops = ", ".join(map(repr, call.sources[copy]))
+        lines.append(f"{src}→{dst} of {ops}: {described[name]}")
+    raise AuditError("\n".join([*lines, _REMEDY]))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence
 
 import tensorflow as tf
 
@@ -25,11 +25,8 @@ from ..errors import ClusterError
 from ..graphs import memory_of
 from .collectives import fingerprints, has_sum
 from .environment import Job, job_of, split_address
-from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
 from .shared_ops import SharedOps
-
-_LONGEST = 1e9  # seconds of a timeout
 
 
 class Cluster:
@@ -76,23 +73,20 @@ class Cluster:
 
         Raises:
             ClusterError: an invalid or repeated address, a task that is not one of the hosts, or a
-                timeout that is not above 0, or infinite.
+                timeout that is not above 0.
         """
         if len(set(map(split_address, hosts))) < len(hosts):
             raise ClusterError(f"hosts={hosts!r}: each host needs an address of its own")
         if task not in range(len(hosts)):
             raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
-        for seconds in (timeout, start_timeout, stall_timeout):
-            # With 0 a healthy host would be said to be gone, NaN would be waited for for ever, and
-            # sockets take no more than some centuries.
-            if not 0 < seconds < _LONGEST:
-                raise ClusterError(f"a timeout of {seconds} s: expected more than 0, to {_LONGEST}")
-        self.hosts: Tuple[str, ...] = tuple(hosts)
+        limits = [float(limit) for limit in (timeout, start_timeout, stall_timeout)]
+        for limit in limits:
+            # With 0 a healthy host would be said to be gone, and NaN would be waited for for ever.
+            if not limit > 0:
+                raise ClusterError(f"a timeout of {limit} s: expected more than 0")
+        self.hosts = tuple(hosts)
         self.task = int(task)
-        self.timeout = float(timeout)
-        self.start_timeout = float(start_timeout)
-        self.stall_timeout = float(stall_timeout)
-        self._job = Job(self.hosts, self.task)
+        self._job = Job(self.hosts, self.task, *limits)
         self.ops = SharedOps(self._job)
         # All hosts count sessions alike, because they open them in one order.
         self._sessions = itertools.count()
@@ -122,7 +116,7 @@ class Cluster:
     @property
     def size(self) -> int:
         """H, the number of hosts."""
-        return len(self.hosts)
+        return self._job.size
 
     @property
     def is_chief(self) -> bool:
@@ -162,10 +156,10 @@ class Cluster:
             RuntimeError: TensorFlow's, if the graph has an all-reduce, and was finalized before its
                 first session: comparing the weights needs new ops.
         """
-        config = session_config(self._job, config)
         graph = graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
+        config = session_config(self._job, config)
         memory = memory_of(graph)
         # A host that cannot compare its weights must say so before the others wait for it. Only a
         # finalized graph gets no all-reduce any more, and without one no step compares them.
@@ -174,25 +168,11 @@ class Cluster:
         weights = fingerprints(graph) if compares else {}
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
-        health = HealthCheck(self.hosts, self.task, self.timeout)
-        health.wait_for_servers(self.start_timeout)
-        session = ClusterSession(
-            self._server.target,
-            graph,
-            config,
-            self._job,
-            health,
-            self.stall_timeout,
-            index=next(self._sessions),
-            weights=weights,
-        )
+        index = next(self._sessions)
+        session = ClusterSession(self._server.target, graph, config, self._job, index, weights)
         # Hosts with other settings would build equal graphs, and wait for each other for ever.
-        lines = [
-            f"TensorFlow: {tf.__version__}",
-            f"hosts: {self.hosts}",
-            f"trainable variables to compare: {len(weights)}",
-        ]
-        session.begin([*lines, *memory.shared_lines], self.start_timeout)
+        lines = [f"TensorFlow: {tf.__version__}", f"hosts: {self.hosts}", *memory.shared_lines]
+        session.begin([*lines, f"trainable variables to compare: {len(weights)}"])
         return session
 
     def check_session(self, session: Any) -> None:

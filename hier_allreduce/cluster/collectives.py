@@ -37,7 +37,7 @@ FIRST_IN_GRAPHS = 0x484100
 FIRST_OF_SESSIONS = 0x5841
 
 # The types of ops that this module adds to users' graphs.
-_TYPES = ("CollectiveReduce", "CollectiveBcastSend", "CollectiveBcastRecv")
+TYPES = ("CollectiveReduce", "CollectiveBcastSend", "CollectiveBcastRecv")
 
 # The dtypes in which tensors cross, by their own: a wider one where collectives have no kernels.
 _CROSSING_DTYPES = {
@@ -68,18 +68,16 @@ def add_up(tensor: Any, job: Job, group: int, instance: int) -> Any:
     """
     with tf1.device(_here(job)):
         return collective_ops.all_reduce(
-            tensor, len(job.hosts), group, instance, "Add", "Id", communication_hint=_RING
+            tensor, job.size, group, instance, "Add", "Id", communication_hint=_RING
         )
 
 
 def gather(integers: Any, job: Job, instance: int) -> Any:
     """Return an H×M table: the M whole numbers of each host, in int64 and on this host's CPU."""
-    hosts_before = job.task
-    hosts_after = len(job.hosts) - job.task - 1
     with tf1.device(f"{_here(job)}/cpu:0"):
-        own = [tf.cast(integers, tf.int64)]
         # Other hosts' lines are 0 here, so the sum of the tables has each host's line once.
-        table = tf.pad(own, [[hosts_before, hosts_after], [0, 0]])  # H × M
+        own = tf.one_hot(job.task, job.size, dtype=tf.int64)  # H
+        table = own[:, None] * tf.cast(integers, tf.int64)  # H × M
         return add_up(table, job, ON_CPU, instance)
 
 
@@ -87,16 +85,15 @@ def send(variable: Any, job: Job, instance: int) -> Any:
     """Return an op that copies the chief's value of a variable to the other hosts."""
     dtype = variable.dtype.base_dtype
     wide = tf.as_dtype(crossing_dtype(dtype.name, variable.op.name))
-    hosts = len(job.hosts)
     with tf1.device(f"{_here(job)}/cpu:0"):
         if job.task == 0:
             crossing = tf.cast(tf.identity(variable), wide)
             sent = collective_ops.broadcast_send(
-                crossing, crossing.shape, wide, hosts, ON_CPU, instance, communication_hint=_RING
+                crossing, crossing.shape, wide, job.size, ON_CPU, instance, communication_hint=_RING
             )
             return sent.op
         received = collective_ops.broadcast_recv(
-            variable.shape, wide, hosts, ON_CPU, instance, communication_hint=_RING
+            variable.shape, wide, job.size, ON_CPU, instance, communication_hint=_RING
         )
         return tf1.assign(variable, tf.cast(received, dtype)).op
 
@@ -121,14 +118,12 @@ def fingerprints(graph: Any) -> Dict[str, Any]:
 
     That of a variable without a value is 0.
     """
-    trainable = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-    variable_by_name = {str(variable.op.name): variable for variable in trainable}
-    names = memory_of(graph).compared
+    compared = memory_of(graph).compared
     with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
-        for name, variable in variable_by_name.items():
-            if name not in names:
-                names[name] = str(_fingerprint_or_0(variable).name)
-    return {name: graph.get_tensor_by_name(names[name]) for name in variable_by_name}
+        for variable in graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES):
+            if variable.op.name not in compared:
+                compared[variable.op.name] = _fingerprint_or_0(variable)
+    return dict(compared)
 
 
 def _fingerprint_or_0(variable: Any) -> Any:
@@ -150,9 +145,3 @@ def collectives_of(ops: Iterable[Any]) -> List[Any]:
 def has_sum(ops: Iterable[Any]) -> bool:
     """Return whether there are sums over hosts among ``ops``."""
     return any(op.type.startswith("CollectiveReduce") for op in ops)
-
-
-def highest_number(graph: Any) -> int:
-    """Return the highest number of a collective in a graph; 0 if there is none."""
-    ours = (op for op in graph.get_operations() if op.type in _TYPES)
-    return max((int(op.get_attr("instance_key")) for op in ours), default=0)

@@ -21,15 +21,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from ..errors import ClusterError
 
 _EXAMPLE = (
     '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": WHOLE NUMBER}}'
 )
-# Jobs of Slurm have ports below those that Linux gives to outgoing connections.
-_PORTS_OF_JOBS = range(10000, 30000)
 
 # A count of nodes or processes ends a name so: SKYPILOT_NUM_NODES, PET_NNODES, DSTACK_NODES_NUM,
 # OMPI_COMM_WORLD_SIZE. Counts of tasks are left out, because the tasks of an array train alone. So
@@ -39,23 +37,34 @@ _ADDRESS = re.compile(r"(\[.+\]|[\w.-]+):([0-9]{1,5})")
 
 
 class Job(NamedTuple):
-    """The addresses of all hosts, in one order on every host, and the index of this process."""
+    """What a cluster is made of."""
 
-    hosts: Tuple[str, ...]
-    task: int
+    hosts: Tuple[str, ...]  # H addresses, in one order on every host
+    task: int  # the index of this process
+    # Seconds, as in Cluster:
+    timeout: float
+    start_timeout: float
+    stall_timeout: float
+
+    @property
+    def size(self) -> int:
+        """H, the number of hosts."""
+        return len(self.hosts)
 
 
-ALONE = Job(("127.0.0.1:2222",), 0)
+# The addresses of all hosts, and the index of this process.
+Place = Tuple[Tuple[str, ...], int]
+ALONE: Place = (("127.0.0.1:2222",), 0)
 
 
-def job_of(environ: Mapping[str, str]) -> Job:
-    """Return the job that environment variables describe; ``ALONE`` if none does.
+def job_of(environ: Mapping[str, str]) -> Place:
+    """Return the hosts, and which one this is, from environment variables; else ``ALONE``.
 
     Raises:
         ClusterError: TF_CONFIG or Slurm's variables describe no job; or another variable counts
             several processes or nodes.
     """
-    tf_config = environ.get("TF_CONFIG", "").strip()
+    tf_config = environ.get("TF_CONFIG", "")
     if tf_config:
         return _from_tf_config(tf_config)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
@@ -74,23 +83,23 @@ def job_of(environ: Mapping[str, str]) -> Job:
     return ALONE
 
 
-def _from_tf_config(written: str) -> Job:
+def _from_tf_config(written: str) -> Place:
     try:
         content = json.loads(written)
         if content == {}:
             return ALONE
         hosts_by_job = {job: hosts for job, hosts in content["cluster"].items() if hosts}
-        own_job = content["task"]["type"]
         index = int(str(content["task"]["index"]))  # 1 and "1", but not true or 1.7
         # The chief is host 0, because it comes before the workers in every process.
-        chiefs = hosts_by_job.pop("chief", [])
-        workers = hosts_by_job.pop("worker", [])
-        tasks = [("chief", k) for k in range(len(chiefs))]
-        tasks += [("worker", k) for k in range(len(workers))]
+        address_by_task: Dict[Tuple[str, int], str] = {}
+        for job in ("chief", "worker"):
+            for k, address in enumerate(hosts_by_job.pop(job, [])):
+                address_by_task[job, k] = address
         # All tasks of a job with other ones end here, so that none waits for those.
         if hosts_by_job:
             raise ValueError
-        return Job((*chiefs, *workers), tasks.index((own_job, index)))
+        task = list(address_by_task).index((content["task"]["type"], index))
+        return tuple(address_by_task.values()), task
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ClusterError(
             f"TF_CONFIG={written!r}: expected {_EXAMPLE}, with this process in the list, and no"
@@ -98,16 +107,17 @@ def _from_tf_config(written: str) -> Job:
         ) from None
 
 
-def _from_slurm(environ: Mapping[str, str], tasks: str) -> Job:
+def _from_slurm(environ: Mapping[str, str], tasks: str) -> Place:
     nodes = expand(environ.get("SLURM_STEP_NODELIST", ""))
     if str(len(nodes)) != tasks:
         raise ClusterError(
             f"{tasks} tasks on {len(nodes)} nodes: use srun --ntasks-per-node=1, because one task"
             " uses all devices of its node"
         )
-    port = _PORTS_OF_JOBS[int(environ["SLURM_JOB_ID"]) % len(_PORTS_OF_JOBS)]
+    # Jobs have ports below those that Linux gives to outgoing connections.
+    port = 10000 + int(environ["SLURM_JOB_ID"]) % 20000
     # SLURM_PROCID would be wrong, because it need not follow the list.
-    return Job(tuple(f"{node}:{port}" for node in nodes), int(environ["SLURM_NODEID"]))
+    return tuple(f"{node}:{port}" for node in nodes), int(environ["SLURM_NODEID"])
 
 
 def expand(nodelist: str) -> List[str]:

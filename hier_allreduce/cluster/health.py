@@ -21,10 +21,11 @@ import socket
 import threading
 import time
 from concurrent import futures
-from typing import Any, Callable, Dict, Sequence
+from functools import partial
+from typing import Any, Callable, List
 
 from ..errors import ClusterError
-from .environment import split_address
+from .environment import Job, split_address
 
 START_AGAIN = "Start all hosts again, from the last checkpoint"
 GONE = (
@@ -32,7 +33,6 @@ GONE = (
     " never started, or another program has its port"
 )
 SILENT = "does not answer: its process is frozen, or its machine or network is down"
-_INTERRUPTED = "an earlier run was interrupted and still waits for other hosts"
 
 # The client's connection preface, then an empty SETTINGS frame (RFC 7540, section 3.5).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -45,48 +45,37 @@ _PAUSE = 0.1
 class HealthCheck:
     """The health of the other hosts of a job, and the calls that wait for them."""
 
-    def __init__(self, hosts: Sequence[str], task: int, timeout: float):
-        self.timeout = timeout  # seconds within which all hosts end after one of them
-        self.interval = timeout / 6  # seconds between two heartbeats, and for the answer to one
-        self._address_by_task = {k: address for k, address in enumerate(hosts) if k != task}
+    def __init__(self, job: Job):
+        self._job = job
+        self._interval = job.timeout / 6  # seconds between heartbeats, and for the answer to one
         # Whether a call waits: also one that was abandoned, or interrupted by Ctrl-C.
         self.is_waiting = False
-        self._fault = _INTERRUPTED  # or why the call that still waits was abandoned
 
-    def wait(self, function: Callable[[], Any], seconds: float, doing: str) -> Any:
+    def wait(self, function: Callable[[], Any], seconds: float) -> Any:
         """Return or raise the result of ``function()``, which waits for the other hosts.
 
-        Args:
-            seconds: for which live hosts may keep it waiting.
-            doing: why it waits, for the error.
+        Live hosts may keep it waiting for ``seconds``.
 
         Raises:
             ClusterError: a host is gone or silent; or all answer, but ``seconds`` have passed. The
-                call is abandoned. Or an earlier call was, and still waits.
+                call is abandoned. Or an earlier call still waits.
         """
         if self.is_waiting:
-            raise ClusterError(f"{self._fault}. {START_AGAIN}")
-        call: futures.Future = futures.Future()
+            raise ClusterError(f"an earlier run still waits for other hosts. {START_AGAIN}")
         end = time.monotonic() + seconds
-        # A call that is stuck must not keep the interpreter from exiting.
-        thread = threading.Thread(target=_complete, args=(call, function), daemon=True)
-        thread.start()
         self.is_waiting = True
-        while True:
-            # The next heartbeat is at the end at the latest, so that no call waits longer.
-            pause = min(self.interval, max(0.0, end - time.monotonic()))
-            if futures.wait([call], pause).done:
-                break
+        call = _started(function)
+        # The next heartbeat is at the end at the latest, so that no call waits longer.
+        while not futures.wait([call], min(self._interval, end - time.monotonic())).done:
             fault = self.fault()
             if not fault and time.monotonic() > end:
                 fault = (
-                    f"waited {seconds:g} s for the other hosts {doing}; all of them answer, but one"
-                    " is stuck, runs another number of steps, or has another list of hosts than"
-                    f" {list(self._address_by_task.values())}"
+                    f"waited {seconds:g} s for the other hosts; all of them answer, but one is"
+                    " stuck, runs another number of steps, or has another list of hosts than"
+                    f" {list(self._job.hosts)}"
                 )
             # The call may have ended while the hosts were asked.
             if fault and not call.done():
-                self._fault = fault
                 self.let_others_find_it()
                 raise ClusterError(f"{fault}. {START_AGAIN}")
         self.is_waiting = False
@@ -97,53 +86,57 @@ class HealthCheck:
 
         If this host ended at once, they would find it gone, and name it as the cause.
         """
-        time.sleep(2 * self.interval)
+        time.sleep(2 * self._interval)
 
     def fault(self) -> str:
         """Return which hosts are gone or silent; empty if none is."""
-        fault_by_task = self._faults(self._address_by_task)
+        faults = self._faults()
         # A host under load may be late once, and the look-up of a name may fail once.
-        if set(fault_by_task.values()) - {GONE}:
-            time.sleep(self.interval / 2)
-            fault_by_task = self._faults({k: self._address_by_task[k] for k in fault_by_task})
-        return "; ".join(
-            f"host {task} ({self._address_by_task[task]}) {fault}"
-            for task, fault in fault_by_task.items()
-        )
+        if any(GONE not in fault for fault in faults):
+            time.sleep(self._interval / 2)
+            faults = self._faults()
+        return "; ".join(faults)
 
-    def _faults(self, address_by_task: Dict[int, str]) -> Dict[int, str]:
-        """Ask hosts at once; return ``{task: fault}`` of hosts without an answer in time."""
-        fault_by_task = dict.fromkeys(address_by_task, SILENT)
+    def _faults(self) -> List[str]:
+        """Ask all other hosts at once; return the faults of those without an answer in time."""
+        calls = {}
+        for task, address in enumerate(self._job.hosts):
+            if task != self._job.task:
+                calls[task] = _started(partial(heartbeat, address, self._interval))
+        # The look-up of a name has no time limit, so a call that takes longer is abandoned.
+        futures.wait(calls.values(), self._interval)
+        faults = []
+        for task, call in calls.items():
+            fault = call.result() if call.done() else SILENT
+            if fault:
+                faults.append(f"host {task} ({self._job.hosts[task]}) {fault}")
+        return faults
 
-        def ask(task: int) -> None:
-            fault_by_task[task] = heartbeat(address_by_task[task], self.interval)
-
-        # The look-up of a name has no time limit, so a thread that takes longer is abandoned.
-        threads = []
-        for task in address_by_task:
-            threads.append(threading.Thread(target=ask, args=(task,), daemon=True))
-        end = time.monotonic() + self.interval
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
-        return {task: fault for task, fault in sorted(fault_by_task.items()) if fault}
-
-    def wait_for_servers(self, seconds: float) -> None:
+    def wait_for_servers(self) -> None:
         """Wait until all hosts listen: a step that needs a host that never did would hang for ever.
 
         Raises:
-            ClusterError: hosts are missing after ``seconds``; they are named.
+            ClusterError: hosts are missing after ``start_timeout``; they are named.
         """
-        end = time.monotonic() + seconds
-        while True:
-            fault = self.fault()
-            if not fault:
-                return
+        end = time.monotonic() + self._job.start_timeout
+        fault = self.fault()
+        while fault:
             if time.monotonic() > end:
                 self.let_others_find_it()
-                raise ClusterError(f"after {seconds:g} s not all hosts are there: {fault}")
+                waited = f"after {self._job.start_timeout:g} s not all hosts are there"
+                raise ClusterError(f"{waited}: {fault}")
             time.sleep(_PAUSE)
+            fault = self.fault()
+
+
+def _started(function: Callable[[], Any]) -> futures.Future:
+    """Return the future result of ``function()``, which begins in a thread.
+
+    If it is stuck, it does not keep the interpreter from exiting.
+    """
+    call: futures.Future = futures.Future()
+    threading.Thread(target=_complete, args=(call, function), daemon=True).start()
+    return call
 
 
 def _complete(call: futures.Future, function: Callable[[], Any]) -> None:
@@ -162,9 +155,7 @@ def heartbeat(address: str, seconds: float) -> str:
             connection.sendall(_PREFACE)
             answer = connection.makefile("rb").read(5)
             return "" if answer[3:] == _SETTINGS else GONE
-    except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+    except ConnectionError:
         return GONE
-    except (socket.timeout, TimeoutError):
-        return SILENT
     except (OSError, UnicodeError) as error:  # an invalid name is a UnicodeError
-        return f"cannot be reached: {error}"
+        return f"{SILENT} ({error})"

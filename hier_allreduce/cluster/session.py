@@ -10,11 +10,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +41,6 @@ _FROM_OTHER_HOSTS = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
-_INCARNATION = "incarnation"
 _NO_HOST_IS_GONE = (
     "all hosts answer, but one has started again, or was lost for a moment, or an op has failed."
     " TensorFlow's error"
@@ -52,14 +54,12 @@ _ONE_THREAD = (
     "another thread is in a step with the other hosts: run all such steps from one thread, and"
     " those that need no other host, such as filling a queue, in any"
 )
-_EQUAL_AT_START = (
-    "Run cluster.broadcast(tf.compat.v1.global_variables()) once they have their values, or restore"
-    " the same checkpoint on every host"
-)
-_EQUAL_UPDATES = (
-    "Every host needs the same optimizer with the same numbers, such as its rate, the same update,"
-    " and the same changes of variables between steps. If they only round differently, as other"
-    " processors may, TowerOptimizer(check_replicas_every=0) compares nothing"
+_EQUAL = (
+    "At the start, run cluster.broadcast(tf.compat.v1.global_variables()) once they have their"
+    " values, or restore the same checkpoint on every host. Every host needs the same optimizer"
+    " with the same numbers, such as its rate, the same update, and the same changes of variables"
+    " between steps. If they only round differently, as other processors may,"
+    " TowerOptimizer(check_replicas_every=0) compares nothing"
 )
 
 
@@ -79,15 +79,12 @@ class ClusterSession(tf1.Session):
         graph: Any,
         config: Any,
         job: Job,
-        health: HealthCheck,
-        stall_timeout: float,  # seconds that a live host may keep the others waiting in a step
         index: int,  # of this session among the cluster's
         weights: Mapping[str, Any],  # the fingerprints that steps compare, by the variable's name
     ):
         super().__init__(target, graph, config)
         self._job = job
-        self._health = health
-        self._stall_timeout = stall_timeout
+        self._health = HealthCheck(job)
         self._sequence = _FIRST_SEQUENCE + 2 * index
         # TensorFlow gives the number of a step that failed to the next one of its sequence, and
         # may still be tidying up after the first one, on any host, while the second one sends. So
@@ -104,7 +101,8 @@ class ClusterSession(tf1.Session):
         self._fault = ""  # why there can be no more steps with the other hosts
         # A step with the other hosts holds this lock.
         self._step = threading.Lock()
-        self._collectives_by_ops: Dict[Tuple[Any, ...], List[Any]] = {}
+        # It walks through the graph, and a training loop runs the same fetches again and again.
+        self._collectives_of = lru_cache(maxsize=None)(collectives_of)
         self._weights = weights
         # The steps with sums over hosts that have begun: the same on all hosts.
         self._sums = 0
@@ -123,12 +121,7 @@ class ClusterSession(tf1.Session):
                 differ.
         """
         run = super().run
-        # Find the collectives that the fetches need, once for the same fetches, because a training
-        # loop runs them again and again.
-        ops = fetched_ops(self.graph, fetches)
-        if ops not in self._collectives_by_ops:
-            self._collectives_by_ops[ops] = collectives_of(ops)
-        collectives = self._collectives_by_ops[ops]
+        collectives = self._collectives_of(fetched_ops(self.graph, fetches))
         if not collectives:
             return run(fetches, feed_dict, options, run_metadata)
 
@@ -140,9 +133,7 @@ class ClusterSession(tf1.Session):
                 self._sums += 1
             numbered = _numbered(self._sequence, options)
             return self._watched(
-                lambda: run(fetches, feed_dict, numbered, run_metadata),
-                self._stall_timeout,
-                "in a step",
+                lambda: run(fetches, feed_dict, numbered, run_metadata), self._job.stall_timeout
             )
 
     def make_callable(
@@ -164,103 +155,87 @@ class ClusterSession(tf1.Session):
         finally:
             self._step.release()
 
-    def _watched(self, step: Callable[[], Any], seconds: float, doing: str) -> Any:
-        """Return the result of a step with the other hosts; note its error for the next ones.
+    def _watched(self, step: Callable[[], Any], seconds: float) -> Any:
+        """Return the result of a step with the other hosts; after an error there is no other one.
 
-        ``seconds`` and ``doing`` are those of :meth:`HealthCheck.wait`.
+        ``seconds`` are those of :meth:`HealthCheck.wait`.
         """
         try:
-            return self._health.wait(step, seconds, doing)
-        except ClusterError as error:
-            self._is_joined = False
-            self._fault = str(error)
-            raise
-        except tf.errors.OpError as error:
-            words = str(error.message)
-            if isinstance(error, _FROM_OTHER_HOSTS) or _INCARNATION in words:
-                time.sleep(_CLOSING_SECONDS)
-                fault = self._health.fault() or f"{_NO_HOST_IS_GONE}: {words[:_LONGEST]}"
-                self._health.let_others_find_it()
-                self._is_joined = False
-                self._fault = f"{fault}. {START_AGAIN}"
-                raise ClusterError(self._fault) from error
+            return self._health.wait(step, seconds)
+        except (ClusterError, tf.errors.OpError) as error:
+            self._is_joined = isinstance(error, tf.errors.OutOfRangeError)
             self._fault = (
                 f"this host's last step with the other hosts ended with {type(error).__name__}, and"
-                " the others might take another one for it. Let the data repeat (dataset.repeat())"
-                " and run the same number of steps on every host; or open a session for each epoch"
+                " the others might take another one for it. At the end of the data, open a session"
+                " for each epoch; or let the data repeat (dataset.repeat()), and run the same"
+                f" number of steps on every host. After another error: {START_AGAIN}"
             )
+            if isinstance(error, _FROM_OTHER_HOSTS) or "incarnation" in str(error):
+                time.sleep(_CLOSING_SECONDS)
+                fault = self._health.fault() or f"{_NO_HOST_IS_GONE}: {str(error)[:_LONGEST]}"
+                self._health.let_others_find_it()
+                raise ClusterError(f"{fault}. {START_AGAIN}") from error
             raise
 
     # ---- comparisons -------------------------------------------------------------------------
 
-    def begin(self, lines: Sequence[str], seconds: float) -> None:
-        """Join the other hosts, if all have the same lines.
+    def begin(self, lines: Sequence[str]) -> None:
+        """Join the other hosts, once all are there, and if all have the same lines.
 
         Raises:
-            ClusterError: a host is gone, or has other lines; the message names it and them.
+            ClusterError: a host is gone, or has other lines; the message names it, and the first
+                difference.
         """
-        doing = "to compare the graphs"
+        self._health.wait_for_servers()
         own = "\n".join(lines).encode()
         # A collective needs equal shapes, so all texts are as long as the longest one.
-        words = -(-self._table([len(own)], seconds, doing).max() // 8)  # of 8 bytes
-        padded = own.ljust(8 * words, b"\0")
-        table = self._table(np.frombuffer(padded, np.int64), seconds, doing)
+        longest = self._table([len(own)]).max()
+        table = self._table(list(own.ljust(longest, b"\0")))
         for task, text in enumerate(table):
-            theirs = text.tobytes().rstrip(b"\0").decode().split("\n")
-            if theirs == list(lines):
-                continue
-            there = [f"{line} there" for line in theirs if line not in lines]
-            here = [f"{line} here" for line in lines if line not in theirs]
-            listed = "; ".join(there[:_MOST_LISTED] + here[:_MOST_LISTED])
-            address = self._job.hosts[task]
-            raise ClusterError(
-                f"host {task} ({address}) differs from this host ({self._job.task}): {listed}"
-            )
+            theirs = bytes(text.tolist()).rstrip(b"\0").decode().split("\n")
+            for there, here in zip_longest(theirs, lines, fillvalue="nothing more"):
+                if there != here:
+                    raise ClusterError(
+                        f"host {task} ({self._job.hosts[task]}) differs from this host"
+                        f" ({self._job.task}): {there} there; {here} here"
+                    )
         self._is_joined = True
 
     def table(self, integers: Any) -> Any:
         """Return an H×M table: the M whole numbers of each host; all must call it."""
         with self._only_thread():
-            return self._table(integers, self._stall_timeout, "to compare the hosts")
+            return self._table(integers)
 
     def _compare_weights(self) -> None:
         """Check that all hosts have the same weights, to the bit."""
         if not self._weights:
             return
-        names = list(self._weights)
-        own = super().run(list(self._weights.values()))
-        table = self._table(own, self._stall_timeout, "to compare the weights")
+        own = super().run(self._weights)
+        names = list(own)
+        table = self._table(list(own.values()))
         differs = table != table[0]  # H × N
         differing = [names[n] for n in np.flatnonzero(differs.any(0))]
         if differing:
-            hosts = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
-            fault = "hosts begin with different weights"
-            advice = _EQUAL_AT_START
-            if self._sums:
-                fault = f"after {count(self._sums, 'step')} the hosts' weights are different"
-                advice = _EQUAL_UPDATES
+            fault = f"after {count(self._sums, 'step')} the hosts' weights are different"
+            hosts = np.flatnonzero(differs.any(1))
+            listed = ", ".join(differing[:_MOST_LISTED])
             raise ClusterError(
-                f"{fault}: {len(differing)} of {len(names)} variables are not the same on"
-                f" host 0 and on {', '.join(hosts)}, {', '.join(differing[:_MOST_LISTED])} among"
-                f" them. {advice}"
+                f"{fault}: {len(differing)} of {len(names)} variables are not the same on host 0"
+                f" and on hosts {hosts}, {listed} among them. {_EQUAL}"
             )
 
-    def _table(self, integers: Any, seconds: float, doing: str) -> Any:
-        """Return an H×M table: the M whole numbers of each host, of which this host gives its own.
-
-        ``seconds`` and ``doing`` are those of :meth:`HealthCheck.wait`.
-        """
-        table = self._gather(integers, self._sequence, seconds, doing)
+    def _table(self, integers: Any) -> Any:
+        """Return an H×M table: the M whole numbers of each host, once all hosts have it."""
+        table = self._gather(integers, self._sequence, self._job.stall_timeout)
         # A host that finds a difference ends, so all must have read the table before.
-        self._gather([0], self._sequence, seconds, doing)
+        self._gather([0], self._sequence, self._job.stall_timeout)
         return table
 
-    def _gather(self, integers: Any, sequence: int, seconds: float, doing: str) -> Any:
+    def _gather(self, integers: Any, sequence: int, seconds: float) -> Any:
         """Return an H×M table, without waiting until the other hosts have it."""
         fed = {self._integers: integers}
         options = _numbered(sequence)
-        run = self._own.run
-        return self._watched(lambda: run(self._gathered, fed, options), seconds, doing)
+        return self._watched(lambda: self._own.run(self._gathered, fed, options), seconds)
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -275,7 +250,7 @@ class ClusterSession(tf1.Session):
         if self._is_joined:
             self._is_joined = False
             with contextlib.suppress(ClusterError, tf.errors.OpError):
-                self._gather([0], self._last_sequence, self._health.timeout, "to end together")
+                self._gather([0], self._last_sequence, self._job.timeout)
         # Closing would wait for the call that still waits.
         if not self._health.is_waiting:
             super().close()
@@ -295,35 +270,31 @@ def _numbered(sequence: int, options: Optional[Any] = None) -> Any:
     needs it. If a ``tf.cond`` skips all collectives in host 0's first step, that may be over before
     host 1 asks, and their numbers differ for ever. So each sequence begins with a table of all.
     """
-    numbered = tf1.RunOptions()
-    numbered.CopyFrom(options or tf1.RunOptions())
+    numbered = copy.deepcopy(options or tf1.RunOptions())
     numbered.experimental.collective_graph_key = sequence
     return numbered
 
 
 def fetched_ops(graph: Any, fetches: Any) -> Tuple[Any, ...]:
     """Return the ops whose results, or end, a session is asked for."""
-    elements = [graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
+    leaves: List[Any] = []
+    waiting = [fetches]
+    while waiting:
+        fetch = waiting.pop()
+        # tf.nest would sort the keys of a mapping, which hooks need not allow.
+        if isinstance(fetch, Mapping):
+            fetch = list(fetch.values())
+        if isinstance(fetch, (list, tuple)):
+            waiting += fetch
+        else:
+            leaves += tf.nest.flatten(fetch, expand_composites=True)
+    elements = map(graph.as_graph_element, leaves)
     return tuple(getattr(element, "op", element) for element in elements)
 
 
-def _leaves(fetches: Any) -> Iterator[Any]:
-    """Yield the tensors, ops, variables and names in fetches."""
-    # tf.nest would sort the keys of a mapping, which hooks need not allow.
-    if isinstance(fetches, Mapping):
-        fetches = list(fetches.values())
-    if isinstance(fetches, (list, tuple)):
-        for fetch in fetches:
-            yield from _leaves(fetch)
-    else:
-        yield from tf.nest.flatten(fetches, expand_composites=True)
-
-
 def _is_failure(error: Optional[BaseException]) -> bool:
-    """Return whether an exception is neither a normal exit nor the end of the data."""
-    if isinstance(error, SystemExit):
-        return bool(error.code)
-    return error is not None and not isinstance(error, tf.errors.OutOfRangeError)
+    """Return whether an exception is neither an exit nor the end of the data."""
+    return not isinstance(error, (type(None), SystemExit, tf.errors.OutOfRangeError))
 
 
 # ---- the server ------------------------------------------------------------------------------
@@ -331,14 +302,12 @@ def _is_failure(error: Optional[BaseException]) -> bool:
 
 def session_config(job: Job, config: Optional[Any] = None) -> Any:
     """Return a copy of a ConfigProto with the settings that the sessions of a job need."""
-    full = tf1.ConfigProto()
-    full.CopyFrom(config or tf1.ConfigProto())
-    if len(job.hosts) > 1:
-        # Sessions of a server use the server's threads.
-        full.use_per_session_threads = False
-        full.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
-        # In TensorFlow 1, ops that name no task would go to task 0 without this filter.
-        full.device_filters.append(f"/job:worker/task:{job.task}")
+    full = copy.deepcopy(config or tf1.ConfigProto())
+    # Sessions of a server use the server's threads.
+    full.use_per_session_threads = False
+    full.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+    # In TensorFlow 1, ops that name no task would go to task 0 without this filter.
+    full.device_filters.append(f"/job:worker/task:{job.task}")
     return full
 
 
@@ -353,15 +322,14 @@ def start_server(job: Job, config: Any) -> Any:
     machines = [split_address(address)[0] for address in job.hosts]
     excepted = os.environ.get("no_proxy", "")
     for variable in ("no_grpc_proxy", "no_proxy"):
-        before = os.environ.get(variable, excepted).split(",")
-        os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *machines])))
+        before = os.environ.get(variable, excepted)
+        os.environ[variable] = ",".join(filter(None, [before, *machines]))
     try:
         return tf1.train.Server(
             {"worker": list(job.hosts)},
             job_name="worker",
             task_index=job.task,
             config=config,
-            protocol="grpc",
         )
     except tf.errors.OpError as error:
         raise ClusterError(

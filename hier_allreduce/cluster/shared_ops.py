@@ -20,9 +20,9 @@ from ..graphs import memory_of
 from .collectives import (
     FIRST_IN_GRAPHS,
     ON_ROOTS,
+    TYPES,
     add_up,
     crossing_dtype,
-    highest_number,
     send,
 )
 from .environment import Job
@@ -32,14 +32,12 @@ class SharedOps:
     """What the graph of one host has in common with those of the others."""
 
     def __init__(self, job: Job):
-        self.size = len(job.hosts)  # H
         self._job = job
-        self._built = 0  # collectives in users' graphs
+        self._last = FIRST_IN_GRAPHS - 1  # the number of the last collective in users' graphs
 
     def announce(
         self,
         name: str,
-        towers: int,
         gradients: Sequence[Tuple[str, str, Any]],
         settings: Mapping[str, Any],
     ) -> None:
@@ -47,7 +45,6 @@ class SharedOps:
 
         Args:
             name: the name of the all-reduce.
-            towers: K of this host.
             gradients: name, dtype and shape of N gradients; a dtype is empty if there is none.
             settings: what else must be equal on all hosts.
 
@@ -55,16 +52,14 @@ class SharedOps:
             ClusterError: there are several hosts, and no graph for a session, or a gradient that
                 cannot cross.
         """
-        if self.size == 1:
+        if self._job.size == 1:
             return
         # All checks come before the first note, so that an error leaves the graph unchanged.
         _check_graph()
-        lines = [f"devices: {towers}"]
-        for variable, (gradient, dtype, shape) in enumerate(gradients):
-            described = "None"
-            if dtype:
-                described = _described(f"variable {variable} ({gradient!r})", dtype, shape)
-            lines.append(f"gradient {variable}: {gradient}: {described}")
+        lines = []
+        for n, (gradient, dtype, shape) in enumerate(gradients):
+            what = f"gradient {n}: {gradient}"
+            lines.append(_described(what, dtype, shape) if dtype else f"{what}: None")
         lines += [f"{key}: {setting}" for key, setting in settings.items()]
         self._note(f"all-reduce ({name})", lines)
 
@@ -73,29 +68,26 @@ class SharedOps:
 
         It is called under the device of tower ``root``, after :meth:`announce`.
         """
-        if self.size == 1 or tensor.shape.num_elements() == 0:
+        if self._job.size == 1 or tensor.shape.num_elements() == 0:
             return tensor
         with tf1.name_scope(name):
             # TensorFlow 1 needs to know the device.
-            here = tensor if tensor.device else tf.identity(tensor)
+            here = tf.identity(tensor)
             wide = tf.cast(here, crossing_dtype(tensor.dtype.name, name))
             total = add_up(wide, self._job, ON_ROOTS + root, self._next_instance())
-            total.set_shape(tensor.shape)
             return tf.cast(total, tensor.dtype)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return the op of :meth:`.Cluster.broadcast`; raises its errors."""
-        if self.size == 1:
+        if self._job.size == 1:
             return tf.no_op()
         _check_graph()
         # Variables are sent in the order of their names, because hosts may list them in any.
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         lines = []
         for variable in ordered:
-            name = variable.op.name
             dtype = variable.dtype.base_dtype.name
-            described = _described(f"variable {name!r}", dtype, variable.shape)
-            lines.append(f"variables: {name}: {described}")
+            lines.append(_described(f"variable {variable.op.name}", dtype, variable.shape))
         self._note("broadcast", lines)
         with tf1.name_scope("broadcast"):
             sent = [
@@ -107,21 +99,23 @@ class SharedOps:
 
     def _next_instance(self) -> int:
         """Return the number of a collective in a user's graph, the same on all hosts."""
-        self._built += 1
-        return FIRST_IN_GRAPHS + self._built - 1
+        self._last += 1
+        return self._last
 
     def _note(self, operation: str, lines: Sequence[str]) -> None:
         """Note in the graph what is about to be built, in lines that all hosts must have."""
         graph = tf1.get_default_graph()
         # New numbers come after those in the graph, because an imported graph has collectives of an
         # earlier process, and TensorFlow would join equal numbers.
-        self._built = max(self._built, highest_number(graph) - FIRST_IN_GRAPHS + 1)
-        number = f"collective {self._built}, {operation}"
+        for op in graph.get_operations():
+            if op.type in TYPES:
+                self._last = max(self._last, op.get_attr("instance_key"))
+        number = f"after collective {self._last}, {operation}"
         memory_of(graph).shared_lines += [f"{number}, {line}" for line in lines]
 
 
 def _described(what: str, dtype: str, shape: Any) -> str:
-    """Return ``"float32 [5, 7]"``.
+    """Return ``"WHAT: float32 [5, 7]"``.
 
     Raises:
         ClusterError: it cannot cross; it begins with ``what`` it is.
@@ -130,7 +124,7 @@ def _described(what: str, dtype: str, shape: Any) -> str:
     # Collectives compare sizes only, and would add up a 2×3 and a 3×2 gradient.
     if not shape.is_fully_defined():
         raise ClusterError(f"{what}: no known shape; leave it out, or give it one by set_shape()")
-    return f"{dtype} {shape.as_list()}"
+    return f"{what}: {dtype} {shape.as_list()}"
 
 
 def _check_graph() -> None:

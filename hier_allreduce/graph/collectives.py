@@ -95,8 +95,8 @@ def _reduced(layout: Layout, scope: str) -> Rows:
     if layout.cluster is not None:
         kinds = [(column.name, column.dtype, column.shape) for column in layout.columns]
         plan = f"{layout.plan.algorithm}, {count(len(layout.chunks), 'chunk')}, {layout.digest}"
-        settings = {"average": layout.average, "layout": plan}
-        layout.cluster.ops.announce(scope, len(layout.devices), kinds, settings)
+        settings = {"devices": len(layout.devices), "average": layout.average, "layout": plan}
+        layout.cluster.ops.announce(scope, kinds, settings)
     chosen = layout.substitute
     if chosen.reduce is not None:
         rows = chosen.reduce(list(zip(*(column.grads for column in layout.columns))))

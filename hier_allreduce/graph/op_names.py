@@ -3,7 +3,7 @@
 ::
 
     SCOPE / CHUNK / sum             the scope of an all-reduce, its chunk, what the op does
-    SCOPE / cut                     a whole gradient, which belongs to no chunk yet
+    SCOPE / whole / cut             a whole gradient, which belongs to no chunk yet
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 
 # A tower's gradient, on its way into chunks.
-FLAT = "flat"
-CUT = "cut"
+WHOLE = "whole"
+FLAT = f"{WHOLE}/flat"
+CUT = f"{WHOLE}/cut"
 PACK = "pack"
 # What is added up.
 COLUMN = "column"
@@ -30,14 +31,8 @@ SHAPED = "shaped"
 
 # Grappler adds numbers to names, and a sum over hosts is several ops.
 _OF_SUM = re.compile(rf"(^|[/_])({COLUMN}|{SENT}|{GATHER}|{SUM}|{MEAN})(_\d+)?$|/{ACROSS}/[^/]+$")
-_OF_GRADIENT = re.compile(rf"({FLAT}|{CUT})(_\d+)?$")
 
 
 def is_of_sum(op_name: str) -> bool:
     """Return whether an op of an all-reduce takes part in a sum, or in its mean."""
     return bool(_OF_SUM.search(op_name))
-
-
-def is_of_gradient(name_in_scope: str) -> bool:
-    """Return whether an op reads a gradient that is then cut, by its name without the scope."""
-    return bool(_OF_GRADIENT.match(name_in_scope))

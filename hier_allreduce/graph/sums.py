@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..compat import DTYPES_WITHOUT_ADD, hidden, tf1
+from ..compat import hidden, tf1
 from ..planning.chunks import Range
 from ..planning.plan import Copy, Reduce
 from .devices import all_on_cpu
@@ -113,8 +113,7 @@ class Sum:
                 total = tf.add_n(upright, name=f"{self.name}/{SUM}")
                 return tf.reshape(total, lengths, name=f"{self.name}/{SUM}")
         with tf1.device(self.devices[dst]):
-            has_add = terms[0].dtype.name not in DTYPES_WITHOUT_ADD
-            if are_known and len(terms) == 2 and has_add:
+            if are_known and len(terms) == 2:
                 return tf.add(*terms, name=f"{self.name}/{SUM}")
             # Shapes may turn out to differ when the training step runs. Then add would broadcast
             # them, and add_n raises an error.

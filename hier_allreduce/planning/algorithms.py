@@ -19,7 +19,8 @@ algorithm              communication steps       bytes on the wire
 
 These are upper bounds, and exact for K = 4, 8 and 16. For one chunk all towers together send
 2·(K-1)·S, whatever the algorithm. Since the root rotates, each tower sends as much in K chunks.
-A user's algorithm is a function like these.
+A user's algorithm is a function like these. ``check`` leaves out sums that have nothing to add up,
+such as those of one tower.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ def flat(towers: int, chunk: int) -> List[Move]:
     """
     root = chunk % towers
     others = _without(root, range(towers))
-    # One tower has nothing to add up.
-    sums = [Reduce(others, root)] if others else []
-    return [*sums, *(Copy(root, tower) for tower in others)]
+    return [Reduce(others, root), *(Copy(root, tower) for tower in others)]
 
 
 def tree(towers: int, chunk: int) -> List[Move]:
@@ -76,19 +75,15 @@ def tree(towers: int, chunk: int) -> List[Move]:
     # Place the root at 0. Where exclusive or does that for all places, it maps pairs to pairs, so
     # that neighbours add up whatever the root is.
     root = chunk % towers
-    places = range(towers)
-    is_power_of_two = towers & (towers - 1) == 0
-    tower_at = [(place + root) % towers for place in places]
-    if is_power_of_two:
-        tower_at = [place ^ root for place in places]
+    tower_at = [place ^ root for place in range(towers)]
+    if towers & (towers - 1):  # K is no power of two
+        tower_at = [(place + root) % towers for place in range(towers)]
 
-    # Join pairs, then pairs of pairs, by one hop each. Copies go back along the same hops.
+    # Join pairs, then pairs of pairs: each place goes to the one without its lowest bit, those with
+    # the smallest such bit first. Copies go back along the same hops.
     hops: List[Tuple[int, int]] = []
-    distance = 1
-    while distance < towers:
-        for place in range(0, towers - distance, 2 * distance):
-            hops.append((tower_at[place + distance], tower_at[place]))
-        distance *= 2
+    for place in sorted(range(1, towers), key=lambda place: place & -place):
+        hops.append((tower_at[place], tower_at[place & (place - 1)]))
     sums: List[Move] = [Reduce((src,), dst) for src, dst in hops]
     return sums + [Copy(dst, src) for src, dst in reversed(hops)]
 
@@ -116,29 +111,28 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Move]:
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
     """
-    groups = groups or two_groups(towers)
-    if sorted(chain(*groups)) != list(range(towers)) or () in groups:
-        expected = f"each of towers 0 to {towers - 1} once, for instance {two_groups(towers)}"
-        raise refusal(groups, "groups", expected)
+    half = (towers + 1) // 2
+    groups = groups or (tuple(range(half)), tuple(range(half, towers)))
+    if sorted(chain(*groups)) != list(range(towers)):
+        raise refusal(groups, "groups", f"each of towers 0 to {towers - 1} once")
     # Chunk 0 has its root in the second half, because tensorpack's has.
-    root = (chunk + (towers + 1) // 2) % towers
-    # In each group one tower adds up. A group of one tower has nothing to add up.
-    place = next(group.index(root) for group in groups if root in group)
-    adders = [group[place % len(group)] for group in groups]
+    root = (chunk + half) % towers
+    # In each group one tower adds up. A lone tower leaves the second half empty.
+    members = [group for group in groups if group]
+    place = next(group.index(root) for group in members if root in group)
+    adders = [group[place % len(group)] for group in members]
     moves: List[Move] = []
-    for group, adder in zip(groups, adders):
-        if len(group) > 1:
-            moves.append(Reduce(_without(adder, group), adder))
+    for group, adder in zip(members, adders):
+        moves.append(Reduce(_without(adder, group), adder))
 
     # The root adds up the other adders' sums: of those behind it first, as around a circle.
     middle = adders.index(root)
     others = (*adders[middle + 1 :], *adders[:middle])
-    if others:
-        moves.append(Reduce(others, root))
+    moves.append(Reduce(others, root))
 
     # Copies go the same way back, so groups come in reverse.
     moves += [Copy(root, adder) for adder in others]
-    for group, adder in reversed(list(zip(groups, adders))):
+    for group, adder in reversed(list(zip(members, adders))):
         moves += [Copy(adder, tower) for tower in _without(adder, group)]
     return moves
 
@@ -172,7 +166,6 @@ BY_NAME: Dict[str, Callable[..., List[Move]]] = {
     "hierarchical": hierarchical,
     "flat_hierarchical": flat_hierarchical,
 }
-WITH_GROUPS = ("hierarchical", "flat_hierarchical")  # these take groups
 
 
 # ---- their parts ---------------------------------------------------------------------------------
@@ -183,17 +176,6 @@ def _without(tower: int, group: Iterable[int]) -> Tuple[int, ...]:
     return tuple(member for member in group if member != tower)
 
 
-def two_groups(towers: int) -> Groups:
-    """Return ⌈K/2⌉ and ⌊K/2⌋ neighbours; one tower is one group.
-
-    >>> two_groups(5)
-    ((0, 1, 2), (3, 4))
-    """
-    middle = (towers + 1) // 2
-    both = tuple(range(middle)), tuple(range(middle, towers))
-    return tuple(group for group in both if group)
-
-
 # ---- algorithms for a plan -----------------------------------------------------------------------
 
 
@@ -202,8 +184,10 @@ def name_of(algorithm: Algorithm) -> str:
     return str(getattr(algorithm, "__name__", type(algorithm).__name__))
 
 
-def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
-    """Return the K schedules of chunks 0 to K-1, checked.
+def schedules_of(
+    algorithm: Callable[..., Iterable[Move]], towers: int, **options: Groups
+) -> Tuple[Schedule, ...]:
+    """Return the K schedules of chunks 0 to K-1, checked; ``options`` are further arguments.
 
     >>> schedules_of(flat, towers=2)  # doctest: +NORMALIZE_WHITESPACE
     ((Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1)),
@@ -217,7 +201,7 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
     for chunk in range(towers):
         # A user's function may raise anything, and its users shall learn which call failed.
         try:
-            schedules.append(check(algorithm(towers, chunk), towers))
+            schedules.append(check(algorithm(towers, chunk, **options), towers))
         except Exception as cause:
             is_ours = isinstance(cause, HierAllreduceError)
             error = "" if is_ours else f"{type(cause).__name__}: "

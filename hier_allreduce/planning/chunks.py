@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import Plan, Schedule, root_of
@@ -84,9 +85,7 @@ class Chunk(NamedTuple):
         return root_of(self.schedule)
 
 
-def chunks_of(
-    gradients: Sequence[GradientSize], plan: Plan, order: Optional[Sequence[int]] = None
-) -> List[Chunk]:
+def chunks_of(gradients: Sequence[GradientSize], plan: Plan, order: Sequence[int]) -> List[Chunk]:
     """Return chunks that hold each element of N gradients once, in the order of their readiness.
 
     A plan of 0 bytes leaves each gradient alone and whole, in the order of the variables.
@@ -94,12 +93,10 @@ def chunks_of(
     Args:
         gradients: N gradients.
         plan: the size of chunks, and what is packed and cut.
-        order: the numbers of the gradients, the one that is ready first at the front; None: the
-            last one is.
+        order: the numbers of the gradients, the one that is ready first at the front.
     """
     if not plan.chunk_bytes:
-        return [_alone(n) for n in range(len(gradients))]
-    order = range(len(gradients))[::-1] if order is None else order
+        order = range(len(gradients))
     # A pack is ready when its last gradient is, and chunks travel in this order.
     place_by_gradient = {n: place for place, n in enumerate(order)}
     packs = _packs(gradients, plan, order)
@@ -109,12 +106,11 @@ def chunks_of(
         pieces = 1
         if first.packable and first.bytes and not plan.whole:
             pieces = plan.chunks
-            if first.bytes > plan.chunk_bytes:
+            if first.bytes > plan.chunk_bytes > 0:
                 # A full chunk is a multiple of 64 bytes.
-                most = max(ALIGNMENT, plan.chunk_bytes // ALIGNMENT * ALIGNMENT)
-                pieces = -(-first.bytes // most)
-        if pieces == 1 and len(pack) == 1:
-            chunks.append(_alone(pack[0]))
+                pieces = -(-first.bytes // (plan.chunk_bytes // ALIGNMENT * ALIGNMENT))
+        if pieces == len(pack) == 1:
+            chunks.append(Chunk((Range(pack[0], 0, None),)))
         else:
             chunks += _cut(pack, gradients, pieces)
     return chunks
@@ -124,41 +120,36 @@ def _packs(gradients: Sequence[GradientSize], plan: Plan, order: Sequence[int]) 
     """Return the numbers of the gradients that share a chunk, or are cut."""
     packs: List[List[int]] = []
     open_packs: Dict[str, List[int]] = {}  # the pack of each dtype that has room
-    room_by_dtype: Dict[str, int] = {}  # bytes that fit into it
+    room_by_dtype: Dict[str, int] = Counter()  # bytes that fit into it
     packed_below = min(plan.pack_below, plan.chunk_bytes)
     still_to_come = sum(gradient.bytes for gradient in gradients)
     for n in order:
         gradient = gradients[n]
-        if not gradient.packable or not gradient.bytes or gradient.bytes >= packed_below:
-            packs.append([n])
-        else:
-            if gradient.bytes > room_by_dtype.get(gradient.dtype, 0):
+        if gradient.packable and 0 < gradient.bytes < packed_below:
+            if gradient.bytes > room_by_dtype[gradient.dtype]:
                 open_packs[gradient.dtype] = []
                 packs.append(open_packs[gradient.dtype])
                 most = still_to_come // _OF_REST if plan.tapers else plan.chunk_bytes
                 room_by_dtype[gradient.dtype] = min(plan.chunk_bytes, max(_LEAST_PACK, most))
             open_packs[gradient.dtype].append(n)
             room_by_dtype[gradient.dtype] -= gradient.bytes
+        else:
+            packs.append([n])
         still_to_come -= gradient.bytes
     return packs
-
-
-def _alone(n: int) -> Chunk:
-    """Return the chunk of gradient n, which travels whole and in its shape."""
-    return Chunk((Range(n, 0, None),))
 
 
 def _cut(pack: Sequence[int], gradients: Sequence[GradientSize], pieces: int) -> List[Chunk]:
     """Return some gradients, one after another, in equal chunks of a multiple of 64 bytes."""
     itemsize = gradients[pack[0]].itemsize
-    elements_by_gradient = {n: gradients[n].bytes // itemsize for n in pack}
     # Chunks are equal, because a small last one would cost as many copies as a full one.
-    per_line = ALIGNMENT // itemsize  # elements in 64 bytes
-    size = -(-sum(elements_by_gradient.values()) // pieces // per_line) * per_line
+    total = sum(gradients[n].bytes for n in pack)
+    size = -(-total // (pieces * ALIGNMENT)) * ALIGNMENT // itemsize  # elements of a chunk
     ranges_by_chunk: List[List[Range]] = [[]]
     room = size  # elements that fit into the last one
-    for n, elements in elements_by_gradient.items():
+    for n in pack:
         start = 0
+        elements = gradients[n].bytes // itemsize
         while start < elements:
             if not room:
                 ranges_by_chunk.append([])

@@ -11,26 +11,14 @@ A plan does not know the gradients: it fits any number of chunks.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from operator import index
-from typing import (
-    Callable,
-    FrozenSet,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
-from ..configs import whole_number
 from ..errors import HierAllreduceError
 
 V = TypeVar("V")
-Towers = FrozenSet[int]
 
 
 class Reduce(NamedTuple):
@@ -144,7 +132,7 @@ def run(
 
     Args:
         schedule: the moves.
-        chunk: the value of each tower: tensors, numbers, sets of towers.
+        chunk: the value of each tower: tensors, numbers, counts of gradients.
         reduce: returns the sum of the destination's value and of those of the sources.
         at_root: returns what a complete sum becomes before it is copied: the mean.
         copy: returns the source's value on the destination.
@@ -166,16 +154,6 @@ def run(
 # ---- the check -----------------------------------------------------------------------------------
 
 
-def _counted(move: Reduce, here: Towers, received: List[Towers]) -> Towers:
-    """Return the towers whose gradients are in a sum; each may be in it once."""
-    total = here
-    for added in received:
-        if total & added:
-            raise HierAllreduceError(f"{move} adds tower {min(total & added)} a second time")
-        total |= added
-    return total
-
-
 def check(moves: Iterable[Move], towers: int) -> Schedule:
     """Check that after a chunk's moves each tower has the gradient of each tower exactly once.
 
@@ -184,13 +162,13 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
         check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
 
     Returns:
-        The moves, as a tuple: sums first, then copies.
+        The moves, as a tuple: sums first, then copies. A sum over no sources is left out.
 
     Raises:
-        HierAllreduceError: a move names a tower that does not exist, or adds one twice; or a tower
-            does not get the sum, or gets it twice. The message names the move, or the towers.
+        HierAllreduceError: a move names a tower that does not exist; or a tower does not get the
+            sum, or some gradient twice, or several copies. The message names the move, or the
+            towers.
     """
-    towers = whole_number(towers, "towers", least=1)
     schedule: Schedule = ()
     # These are more than can be right. A user's generator may have no end.
     for move in islice(moves, 2 * towers):
@@ -199,15 +177,16 @@ def check(moves: Iterable[Move], towers: int) -> Schedule:
         dst = index(move.dst)
         if not {*srcs, dst} <= set(range(towers)):
             raise HierAllreduceError(f"{move}: expected towers from 0 to {towers - 1}")
-        schedule += (Reduce(srcs, dst) if isinstance(move, Reduce) else Copy(srcs[0], dst),)
-    # Run the schedule on sets of towers, because they tell which gradients a sum has.
-    alone = [frozenset([tower]) for tower in range(towers)]
-    counted = run(schedule, alone, _counted)
-    without = [tower for tower, added in enumerate(counted) if added != frozenset(range(towers))]
+        if srcs:
+            schedule += (Reduce(srcs, dst) if isinstance(move, Reduce) else Copy(srcs[0], dst),)
+    # Run the schedule on counts of gradients, because they tell how often each is in a sum.
+    alone = [Counter([tower]) for tower in range(towers)]
+    counted = run(schedule, alone, lambda move, here, received: sum(received, here))
+    without = [tower for tower, added in enumerate(counted) if added != Counter(range(towers))]
     if without:
         raise HierAllreduceError(f"in the end towers {without} do not have the sum of all towers")
     # A second copy to a tower costs time and brings nothing; two may even go in a circle.
-    if len(copies(schedule)) >= towers:
-        fault = f"{len(copies(schedule))} copies; {towers} towers need {towers - 1}"
-        raise HierAllreduceError(fault)
+    number = len(copies(schedule))
+    if number >= towers:
+        raise HierAllreduceError(f"{number} copies; {towers} towers need {towers - 1}")
     return (*reductions(schedule), *copies(schedule))

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence
 
-from .algorithms import BY_NAME, schedules_of
 from .chunks import Chunk
-from .plan import Plan, Schedule, root_of
+from .plan import Plan, root_of
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -36,15 +35,13 @@ MANY_TOWERS = 5
 
 
 def rule(towers: int, on_cpu: bool = False) -> Plan:
-    """Return the plan of the rule for K towers."""
+    """Return the plan of the rule for K towers, whose algorithm has yet to give the schedules."""
     if on_cpu:
         # CPU devices share one memory, so the plan of GPUs takes 1.7 to 3 times as long there:
         # benchmarks/results/cpu-plans.txt.
-        schedules = schedules_of(BY_NAME["flat"], towers)
-        return Plan(schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
+        return Plan((), 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
     name = "flat" if towers < MANY_TOWERS else "flat_hierarchical"
-    schedules = schedules_of(BY_NAME[name], towers)
-    return Plan(schedules, CHUNK_BYTES, name, PACK_BELOW, tapers=True)
+    return Plan((), CHUNK_BYTES, name, PACK_BELOW, tapers=True)
 
 
 def scheduled(
@@ -52,30 +49,21 @@ def scheduled(
 ) -> List[Chunk]:
     """Return C chunks, each with its schedule.
 
-    With the bytes of N variables, which the roots update, each root gets about as many.
+    With the bytes of N variables, which the roots update, each root gets about as many. Then a
+    chunk has the same root with every algorithm whose roots are the same towers.
     """
     schedules = plan.schedules
-    if variable_bytes is not None:
-        return _spread(chunks, schedules, variable_bytes)
-    # The roots rotate, so that no tower works more than the others.
-    return [
-        chunk._replace(schedule=schedules[c % len(schedules)]) for c, chunk in enumerate(chunks)
-    ]
-
-
-def _spread(
-    chunks: Sequence[Chunk], schedules: Sequence[Schedule], variable_bytes: Sequence[int]
-) -> List[Chunk]:
-    """Return chunks with schedules such that their roots have about equal bytes in the end.
-
-    Largest chunk first: it takes the root that has the fewest bytes so far. A chunk has the same
-    root with every algorithm whose roots are the same towers.
-    """
-    # Of roots with equal bytes the least used one comes first, since variables may have no bytes.
-    share_by_schedule = {schedule: [0, 0] for schedule in sorted(schedules, key=root_of)}
+    if variable_bytes is None:
+        # The roots rotate, so that no tower works more than the others.
+        return [
+            chunk._replace(schedule=schedules[c % len(schedules)]) for c, chunk in enumerate(chunks)
+        ]
     sizes = []  # of each chunk, in bytes of its variables
     for chunk in chunks:
         sizes.append(sum(variable_bytes[span.gradient] for span in chunk.ranges))
+    # Largest chunk first: it takes the root that has the fewest bytes so far. Of roots with equal
+    # bytes that is the least used one, since variables may have no bytes.
+    share_by_schedule = {schedule: [0, 0] for schedule in sorted(schedules, key=root_of)}
     with_schedule = list(chunks)
     for c in sorted(range(len(chunks)), key=lambda c: -sizes[c]):
         schedule = min(share_by_schedule, key=share_by_schedule.__getitem__)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from typing import Any, Dict, Optional, Tuple, Union
+from operator import index
+from typing import Any, Optional, Tuple, Union
 
 import yaml
 
 from .. import configs
 from ..errors import HierAllreduceError
-from .algorithms import BY_NAME, WITH_GROUPS, Algorithm, name_of, schedules_of
+from .algorithms import BY_NAME, Algorithm, name_of, schedules_of
 from .plan import Plan, root_of
 from .schedules import rule
 
 AUTO = "auto"
 ALGORITHMS = (AUTO, *BY_NAME)
 LEAST_CHUNK = 4096
-_WORDS_BY_FIELD: Dict[str, Tuple[Optional[str], ...]] = {
-    "sparse": (AUTO, "rows", "dense"),
-    "missing": ("error", "zeros"),
-    "wire_dtype": (None, "float16", "bfloat16"),
-}
 
 
 @dataclass(frozen=True)
@@ -52,9 +47,8 @@ class Strategy:
             all towers, as far as their number is known, could be more bytes than that; where an
             optimizer is called that would then train unread slices, too, as ``"rows"``.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
-        wire_dtype: ``"float16"``, ``"bfloat16"``, or such a dtype of TensorFlow or NumPy: float32
-            gradients travel in 16 bits and are added in float32. A value above 65504 becomes
-            infinite in float16.
+        wire_dtype: ``"float16"``, ``"bfloat16"``: float32 gradients travel in 16 bits and are added
+            in float32. A value above 65504 becomes infinite in float16.
         chunks: in place of ``chunk_bytes``: the number of equal chunks that hold all dense
             gradients of a dtype, one after another. With ``update="sharded"`` gradients are not
             cut, and each root has about as many bytes.
@@ -78,11 +72,9 @@ class Strategy:
     def __post_init__(self) -> None:
         if not callable(self.algorithm):
             configs.one_of(self.algorithm, "algorithm", ALGORITHMS)
-        # A dtype of TensorFlow or NumPy counts as its name. NumPy's may be classes.
-        wire_dtype = getattr(self.wire_dtype, "__name__", self.wire_dtype)
-        object.__setattr__(self, "wire_dtype", getattr(wire_dtype, "name", wire_dtype))
-        for field, words in _WORDS_BY_FIELD.items():
-            configs.one_of(getattr(self, field), field, words)
+        configs.one_of(self.sparse, "sparse", (AUTO, "rows", "dense"))
+        configs.one_of(self.missing, "missing", ("error", "zeros"))
+        configs.one_of(self.wire_dtype, "wire_dtype", (None, "float16", "bfloat16"))
         # NumPy's numbers become plain ones, because hosts compare their plans as texts.
         for field, least in (("chunk_bytes", 0), ("main", 0), ("chunks", 1)):
             integer = getattr(self, field)
@@ -90,24 +82,18 @@ class Strategy:
                 object.__setattr__(self, field, configs.whole_number(integer, field, least))
         # Chunks below a page cost more than they carry, and a model would have millions of them.
         if self.chunk_bytes and self.chunk_bytes < LEAST_CHUNK:
-            expected = f"0, or {LEAST_CHUNK} bytes or more"
-            raise configs.refusal(self.chunk_bytes, "chunk_bytes", expected)
+            raise configs.refusal(self.chunk_bytes, "chunk_bytes", f"0, or {LEAST_CHUNK} or more")
         if None not in (self.chunks, self.chunk_bytes):
             raise configs.refusal(self.chunks, "chunks", "no chunk_bytes beside it")
         edges = configs.one_of(self.edges, "edges", (True, False))
         object.__setattr__(self, "edges", bool(edges))
         if self.groups is not None:
-            groups = []
             try:
-                for group in self.groups:
-                    groups.append(tuple(configs.whole_number(tower, "groups") for tower in group))
-            except (TypeError, HierAllreduceError):
+                groups = tuple(tuple(map(index, group)) for group in self.groups)
+            except TypeError:
                 expected = "tuples of towers: ((0, 1), (2, 3))"
                 raise configs.refusal(self.groups, "groups", expected) from None
-            object.__setattr__(self, "groups", tuple(groups))
-            if self.algorithm not in WITH_GROUPS:
-                algorithms = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
-                raise configs.refusal(self.groups, "groups", f"none, or with them {algorithms}")
+            object.__setattr__(self, "groups", groups)
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -134,22 +120,15 @@ def strategy_from(strategy: Union[str, os.PathLike, Strategy, None]) -> Strategy
     None is the default.
 
     Raises:
-        HierAllreduceError: the argument ``strategy=`` is invalid.
+        HierAllreduceError: it is something else.
     """
-    if strategy is None:
-        return Strategy()
     if isinstance(strategy, Strategy):
         return strategy
-    if not isinstance(strategy, (str, os.PathLike)):
-        expected = (
-            "a Strategy, an algorithm's name, or the name or path of a YAML file; a function goes"
-            " into Strategy(algorithm=…)"
-        )
-        raise configs.refusal(strategy, "strategy", expected)
     # An algorithm's name comes before a file's, so that no file of that name changes a program.
-    if strategy in ALGORITHMS:
-        return Strategy(algorithm=str(strategy))
-    return Strategy.load(strategy)
+    if isinstance(strategy, (str, os.PathLike)) and strategy not in ALGORITHMS:
+        return Strategy.load(strategy)
+    algorithm: Any = AUTO if strategy is None else strategy
+    return Strategy(algorithm)
 
 
 def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
@@ -160,22 +139,21 @@ def plan_for(strategy: Strategy, towers: int, on_cpu: bool = False) -> Plan:
     """
     # The rule decides what the strategy leaves open, so each choice replaces a field of its plan.
     plan = rule(towers, on_cpu)
-    algorithm = strategy.algorithm
-    if algorithm != AUTO:
-        function: Any = algorithm if callable(algorithm) else BY_NAME[algorithm]
-        if strategy.groups is not None:
-            function = update_wrapper(partial(function, groups=strategy.groups), function)
-        schedules = schedules_of(function, towers)
-        plan = plan._replace(algorithm=name_of(function), schedules=schedules)
+    algorithm = plan.algorithm if strategy.algorithm == AUTO else strategy.algorithm
+    function = BY_NAME[algorithm] if isinstance(algorithm, str) else algorithm
+    options = {} if strategy.groups is None else {"groups": strategy.groups}
+    schedules = schedules_of(function, towers, **options)
+    name = name_of(function)
     if strategy.main is not None:
-        schedule_by_root = {root_of(schedule): schedule for schedule in reversed(plan.schedules)}
-        if strategy.main not in schedule_by_root:
-            roots = ", ".join(map(str, sorted(schedule_by_root)))
-            fault = f"the sums of {plan.algorithm} are on towers {roots}; take one of these"
-            raise HierAllreduceError(f"main={strategy.main}: {fault}")
-        plan = plan._replace(schedules=(schedule_by_root[strategy.main],))
+        roots = list(map(root_of, schedules))
+        if strategy.main not in roots:
+            raise configs.refusal(strategy.main, "main", f"one of the roots of {name}: {roots}")
+        schedules = (schedules[roots.index(strategy.main)],)
+    plan = plan._replace(algorithm=name, schedules=schedules)
     size = sys.maxsize if strategy.chunks else strategy.chunk_bytes
     if size is not None:
-        plan = plan._replace(chunk_bytes=size, pack_below=size, whole=False, tapers=False)
-        plan = plan._replace(chunks=strategy.chunks or 1)
+        chunks = strategy.chunks or 1
+        return plan._replace(
+            chunk_bytes=size, pack_below=size, whole=False, tapers=False, chunks=chunks
+        )
     return plan

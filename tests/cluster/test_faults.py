@@ -16,6 +16,7 @@ from helpers.clusters import free_addresses, job
 from helpers.graphs import IS_TF2
 
 from hier_allreduce.cluster import health
+from hier_allreduce.cluster.environment import Job
 
 # of clusters in which a host dies or freezes; a live host answers within a sixth of it
 TIMEOUT = 12.0
@@ -79,12 +80,12 @@ def test_a_chief_may_save_for_longer_than_the_timeout():
 
 
 def test_a_host_whose_name_is_not_found_once_is_asked_again(monkeypatch):
-    answers = {"b:1": ["cannot be reached: Temporary failure in name resolution", ""], "c:1": [""]}
+    answers = {"b:1": ["Temporary failure in name resolution", ""], "c:1": ["", ""]}
     monkeypatch.setattr(health, "heartbeat", lambda address, _: answers[address].pop(0))
-    check = health.HealthCheck(["a:1", "b:1", "c:1"], 0, timeout=1.2)
+    check = health.HealthCheck(Job(("a:1", "b:1", "c:1"), 0, 1.2, 1.2, 1.2))
     assert check.fault() == "" and answers == {"b:1": [], "c:1": []}
-    answers["b:1"], answers["c:1"] = 2 * ["cannot be reached: no route"], [""]
-    assert check.fault() == "host 1 (b:1) cannot be reached: no route"
+    answers["b:1"], answers["c:1"] = ["no route", "no route"], ["", ""]
+    assert check.fault() == "host 1 (b:1) no route"
 
 
 def test_a_live_host_that_does_not_come_ends_in_a_stall_timeout():
@@ -92,7 +93,7 @@ def test_a_live_host_that_does_not_come_ends_in_a_stall_timeout():
         "train", 2, timeout=6.0, each={0: {"wait_at": 2}, 1: {"cluster": {"stall_timeout": 2.0}}}
     ) as hosts:
         text = hosts[1].error()
-    assert "waited 2 s for the other hosts in a step; all of them answer" in text
+    assert "waited 2 s for the other hosts; all of them answer" in text
 
 
 @pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "another host"])
@@ -194,7 +195,7 @@ def test_a_proxy_is_not_asked_for_the_hosts():
     [
         (
             {"broadcast": False},
-            "hosts begin with different weights: 4 of 4 variables are not the same on host 0 and",
+            "after 0 steps the hosts' weights are different: 4 of 4 variables are not the same on",
         ),
         (
             {"steps": 10, "without_hook": True, "each": {1: {"spoil_at": 5}}},

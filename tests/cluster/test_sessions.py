@@ -79,7 +79,8 @@ except ClusterError as error:
     print(error)
 """
     for error in printed(TRAINING + program, tmp_path):
-        assert error.startswith("hosts begin with different weights: 1 of 2 variables"), error
+        words = "after 0 steps the hosts' weights are different: 1 of 2 variables"
+        assert error.startswith(words), error
         assert "late among them" in error, error
 
 

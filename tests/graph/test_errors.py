@@ -223,13 +223,13 @@ OPTIONS: list = [
         "groups=((0, 1), (2,))",
         "towers 0 to 3",
     ),
-    ({"strategy": Strategy("flat", main=4)}, "main=4", "towers 0, 1, 2, 3"),
+    ({"strategy": Strategy("flat", main=4)}, "main=4", "roots of flat: [0, 1, 2, 3]"),
     (
         {"strategy": Strategy(lambda devices, chunk: [])},
         "<lambda>(4, 0)",
         "in the end towers [0, 1, 2, 3] do not have the sum of all towers",
     ),
-    ({"strategy": 5}, "strategy=5", "expected a Strategy"),
+    ({"strategy": 5}, "algorithm=5", "expected one of auto, flat"),
     (
         {"cluster": "cluster.yaml", "error": ClusterError},
         "cluster='cluster.yaml'",

@@ -30,10 +30,11 @@ tf1 = tf.compat.v1
 # ---- dtypes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.tf2
 @pytest.mark.cpu_only("GPUs add up two of them, and not three")
 @pytest.mark.parametrize("towers", [2, 3, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_uint16_is_added_in_every_tensorflow(algorithm, towers):
+def test_uint16_is_added(algorithm, towers):
     values = [[np.full([3], 1 + tower, "uint16")] for tower in range(towers)]
     rows = executed(values, gpus_or_cpus(towers), strategy=Strategy(algorithm))
     for (total,) in rows:
@@ -465,7 +466,7 @@ class SameSums(SharedOps):
         super().__init__(*options)
         self.facts = []
 
-    def announce(self, name, towers, gradients, facts):
+    def announce(self, name, gradients, facts):
         self.facts.append((name, facts))
 
     def all_reduce(self, tensor, root, name):
@@ -475,7 +476,7 @@ class SameSums(SharedOps):
 class Hosts(Cluster):
     def __init__(self):
         super().__init__(["a:1", "b:1", "c:1"], task=0)
-        same_sums = SameSums(Job(self.hosts, self.task))
+        same_sums = SameSums(Job(self.hosts, self.task, 30.0, 600.0, 1800.0))
         self.ops = same_sums
         self.facts = same_sums.facts
 

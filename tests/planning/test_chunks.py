@@ -25,6 +25,11 @@ def plan_of(chunk_bytes, pack_below=None, **fields):
     return Plan(((),), chunk_bytes, "flat", most, **fields)
 
 
+def chunks_by(plan, grads):
+    """Return the chunks of gradients of which the last one is ready first."""
+    return chunks_of(grads, plan, range(len(grads))[::-1])
+
+
 def numbers(chunks):
     """Return for each chunk its gradients' numbers."""
     found = []
@@ -76,7 +81,7 @@ UNKNOWN, TEXT = (
     ],
 )
 def test_small_gradients_are_packed_and_large_ones_cut(sizes, chunk_kib, expected):
-    assert numbers(chunks_of(sizes, plan_of(chunk_kib * KIB))) == expected
+    assert numbers(chunks_by(plan_of(chunk_kib * KIB), sizes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,14 +90,14 @@ def test_small_gradients_are_packed_and_large_ones_cut(sizes, chunk_kib, expecte
 def test_a_users_chunks_are_filled(mib, expected):
     """ResNet-50 has 97.5 MiB."""
     grads = gradients("resnet50")
-    chunks = chunks_of(grads, plan_for(Strategy(chunk_bytes=mib * MIB), 8))
+    chunks = chunks_by(plan_for(Strategy(chunk_bytes=mib * MIB), 8), grads)
     assert len(chunks) == expected
     assert all(bytes_of(chunk, grads) <= mib * MIB for chunk in chunks)
 
 
 def test_by_the_rule_the_last_packed_chunks_are_smaller():
     grads = of(*[64] * 256)
-    sizes = [bytes_of(chunk, grads) // KIB for chunk in chunks_of(grads, rule(8))]
+    sizes = [bytes_of(chunk, grads) // KIB for chunk in chunks_by(rule(8), grads)]
     assert sum(sizes) == 256 * 64
     assert sizes[0] == 4096
     assert sizes == sorted(sizes, reverse=True)
@@ -101,27 +106,27 @@ def test_by_the_rule_the_last_packed_chunks_are_smaller():
 
 def test_whole_gradients_are_packed_below_a_size_only():
     plan = plan_of(100 * KIB, pack_below=64 * KIB, whole=True)
-    assert numbers(chunks_of(of(900, 70, 1, 1), plan)) == [[3, 2], [1], [0]]
-    assert chunks_of(of(900), plan_of(KIB, whole=True))[0].ranges == (Range(0, 0, None),)
+    assert numbers(chunks_by(plan, of(900, 70, 1, 1))) == [[3, 2], [1], [0]]
+    assert chunks_by(plan_of(KIB, whole=True), of(900))[0].ranges == (Range(0, 0, None),)
 
 
 @given(
     st.lists(
         st.tuples(st.integers(0, 5000), st.sampled_from([2, 4, 8, 16]), st.booleans()), max_size=20
     ),
-    st.integers(1, 5000),
+    st.integers(64, 5000),
 )
 def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
     grads = [
         GradientSize(elements, itemsize, f"f{itemsize}", packable)
         for elements, itemsize, packable in sizes
     ]
-    chunks = chunks_of(grads, plan_of(chunk_bytes))
+    chunks = chunks_by(plan_of(chunk_bytes), grads)
     covered: dict = {number: [(0, 0)] for number in range(len(grads))}
     for chunk in chunks:
         assert len({grads[part.gradient].dtype for part in chunk.ranges}) == 1
         size = bytes_of(chunk, grads)
-        assert size <= max(64, chunk_bytes) or not grads[chunk.ranges[0].gradient].packable
+        assert size <= chunk_bytes or not grads[chunk.ranges[0].gradient].packable
         for number, start, stop in chunk.ranges:
             covered[number].append((start, grads[number].elements if stop is None else stop))
             assert start * grads[number].itemsize % 64 == 0
@@ -135,7 +140,7 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
 def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     plan = Plan(schedules_of(flat, 8), 4 * MIB, "flat", 2 * MIB, whole=True)
-    chunks = chunks_of(grads, plan)
+    chunks = chunks_by(plan, grads)
     sizes = [gradient.bytes for gradient in grads]
     loads = [0] * 8
     roots = [chunk.root for chunk in scheduled(chunks, plan, sizes)]
