@@ -114,9 +114,10 @@ def draw(late: List[Span], title: str, path: str) -> None:
     gpus = sorted({span.gpu for span in late})
     bars: picture.Bars = defaultdict(list)
     for span in late:
-        bars[gpus.index(span.gpu), span.kind].append((span.begin, span.end - span.begin))
+        bars[span.kind].append((gpus.index(span.gpu), span.begin, span.end))
     rows = [f"GPU {gpu}" for gpu in gpus]
-    picture.draw(bars, rows, title, path, time="ms after the backward pass")
+    # All times are from the end of the pass.
+    picture.draw(bars, rows, title, path, pass_ends=[0.0] * len(rows))
 
 
 def main() -> None:

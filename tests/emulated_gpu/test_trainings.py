@@ -70,8 +70,8 @@ def test_doctor_compares_copies_of_gpus(tmp_path):
 
 def test_a_gpu_without_memory_is_a_fault_of_the_first_pair(monkeypatch):
     monkeypatch.setenv("EMULATED_GPU_MEMORY_MB", "256")  # TensorFlow leaves most of it alone
-    found, fault = copies.copy_all(["/gpu:0", "/gpu:1"])
-    assert not found and fault.startswith("/gpu:0 → /gpu:1: the process ended: ")
+    _, fault = copies.copies_between(["/gpu:0", "/gpu:1"])
+    assert fault.startswith("! copies /gpu:0 → /gpu:1: the process ended: ")
     assert "ResourceExhaustedError" in fault
 
 

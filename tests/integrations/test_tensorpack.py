@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -494,7 +495,7 @@ def test_the_callback_tells_what_a_step_costs():
     callback = CostCallback(step=4, folder="told")
     train(3, "adam", callbacks=[callback])
     found = callback.cost
-    assert found is not None and len(found.towers) == 3 and found.chunks
+    assert found is not None and len(found.towers) == 3
     assert all(tower.pass_end > 0 for tower in found.towers)
-    with open("told/cost.txt", encoding="utf-8") as file:
-        assert file.read().startswith(found.summary)
+    with open("told/cost.json", encoding="utf-8") as file:
+        assert json.load(file)["summary"] == found.summary

@@ -17,10 +17,8 @@ from hier_allreduce_tools import entry
     [
         ("tune", "--patience", "fast", "invalid float value: 'fast'"),
         ("tune", "--minutes", "soon", "invalid float value: 'soon'"),
-        ("doctor", "--copies", "/gpu:0", "expected two or more different devices, such as /gpu:0"),
-        ("doctor", "--copies", "/gpu:0,", "'/gpu:0,': expected two or more different devices"),
-        ("doctor", "--copies", "/gpu:0,/device:GPU:0", "expected two or more different devices"),
-        ("doctor", "--copies", "gpu:0,gpu:1", "expected two or more different devices"),
+        ("doctor", "--copies", "0,", "invalid gpu_numbers value: '0,'"),
+        ("doctor", "--copies", "/gpu:0,/gpu:1", "invalid gpu_numbers value: '/gpu:0,/gpu:1'"),
         ("tune", "-o", "/dev/null/x.yaml", "its folder cannot be written"),
         ("tune", "-o", "no-such-folder/x.yaml", "its folder cannot be written"),
         ("tune", "-o", ".", "'.' exists, or"),

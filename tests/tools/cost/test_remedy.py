@@ -88,7 +88,7 @@ def test_a_late_pass_is_named_whichever_tower_ends_last(device, ends_last):
     late = cost_with(device, passes=(100, 101, 340), copies={ends_last: 4})
     assert late.remedy.startswith(f"{device} 2 ends its pass 240 ms after the others")
     assert late.summary.endswith(late.remedy)
-    assert late.towers[0].before["towers"] == pytest.approx(240, abs=0.1)
+    assert late.towers[0].before["waiting for other towers"] == pytest.approx(240, abs=0.1)
     assert late.pass_end == pytest.approx(340, abs=0.1) and sum(late.last.after.values()) < 12
     assert f"after the pass {late.step - 340:.1f} ms" in late.summary
 
@@ -107,7 +107,7 @@ def test_on_cpu_devices_there_is_no_word_of_copies():
 def test_a_slow_link_is_named_if_it_was_waited_for():
     slow = cost_with(copies={(1, 0): 20})
     assert slow.remedy.startswith("The copies from GPU 1 to GPU 0 reach 0.05 GB/s, others 0.5 GB/s")
-    assert "waiting for copies" in slow.summary
+    assert "waiting for other towers" in slow.summary
     assert cost_with(copies={(1, 0): 3}).remedy == ""
 
 

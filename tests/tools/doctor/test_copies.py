@@ -1,12 +1,14 @@
-"""``doctor --copies``: bits and speeds of copies, on CPU devices and as GPUs give them."""
+"""``doctor --copies``: bits and speeds of copies, on a CPU device and as GPUs give them."""
 
-from itertools import permutations
+import json
+import re
+import subprocess
+import sys
 
 import pytest
 
 from hier_allreduce_tools.doctor import copies
 
-CPUS = ["/cpu:0", "/cpu:1"]
 GPUS = ["/gpu:0", "/gpu:1", "/gpu:2"]
 POLLING = "Error polling for event status: failed to query event: CUDA_ERROR_ILLEGAL_ADDRESS"
 E_LINE = f"2025-11-27 09:54:12.185653: E tensorflow/cuda/cuda_event.cc:29] {POLLING}"
@@ -20,10 +22,10 @@ for line in {lines}:
         print(line, file=sys.stderr, flush=True)
 os.abort()
 """
-# A TensorFlow that does as the copier with its first pair, and dies at the second.
-DIES_LATER = """
+# A TensorFlow that prints what the copier does, a line for each pair, and then dies.
+PRINTS = """
 import os
-print('[0, 2e10]', flush=True)
+print(*{lines}, sep="\\n", flush=True)
 os.abort()
 """
 
@@ -33,29 +35,41 @@ def said():
     """``said(devices)``: the table of copies, and its problems."""
 
     def said(devices):
-        table, *problems = copies.report(devices, *copies.copy_all(devices))
+        table, *problems = copies.copies_between(devices)
         return table, problems
 
     return said
 
 
-def test_bits_of_cpu_devices_are_compared(said):
-    found, fault = copies.copy_all(CPUS)
-    assert list(found) == [("/cpu:0", "/cpu:1"), ("/cpu:1", "/cpu:0")]
-    assert [differ for differ, _ in found.values()] == [0, 0] and fault == ""
-    (table,) = copies.report(CPUS, found, fault)
-    assert table.splitlines() == [
-        "bits after copies of 32 MiB, from row to column",
-        "          /cpu:0    /cpu:1",
-        "/cpu:0         .     equal",
-        "/cpu:1     equal         .",
-    ]
+@pytest.fixture
+def copied(said, monkeypatch, tmp_path):
+    """``copied(lines)``: the table, and problems, if the copier prints these lines, and dies."""
+
+    def copied(lines):
+        (tmp_path / "tensorflow.py").write_text(PRINTS.format(lines=lines))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        table, problems = said(GPUS)
+        assert table.splitlines()[:2] == [
+            "GB/s of copies of 32 MiB, from row to column",
+            "          /gpu:0    /gpu:1    /gpu:2",
+        ]
+        return table.splitlines()[2:], problems
+
+    return copied
+
+
+def test_bits_that_arrive_are_compared():
+    """On a CPU device, where the time of a copy is that of nothing."""
+    pairs = [["/cpu:0", "/cpu:0"]] * 2
+    copier = [sys.executable, copies.__file__.replace("copies", "copier"), json.dumps([pairs, 240])]
+    lines = subprocess.check_output(copier, timeout=280).decode().splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(r"[\d.]+|\?", line) for line in lines)
 
 
 def test_a_copy_that_does_not_end_is_a_fault_of_its_pair(said, monkeypatch):
     monkeypatch.setattr(copies, "LIMIT", 0.001)
-    _, (problem,) = said(CPUS)
-    assert problem.startswith("! copies /cpu:0 → /cpu:1: no answer in time: end other programs")
+    _, (problem,) = said(["/cpu:0", "/device:CPU:0"])
+    assert problem.startswith("! copies /cpu:0 → /device:CPU:0: no answer in time: end other")
     assert "turn off the IOMMU and ACS in the firmware, or update the driver" in problem
 
 
@@ -82,38 +96,30 @@ def test_a_signal_is_told_with_its_cause(said, monkeypatch, tmp_path, lines, cau
     assert problem.startswith(f"! copies /gpu:0 → /gpu:1: the process ended: {cause}: end other")
 
 
-def test_what_was_measured_is_not_lost_if_tensorflow_dies(said, monkeypatch, tmp_path):
-    (tmp_path / "tensorflow.py").write_text(DIES_LATER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    table, (problem,) = said(GPUS)
-    assert table.splitlines()[2:] == [
-        "/gpu:0         .        20         –",
+def test_what_was_measured_is_not_lost_if_tensorflow_dies(copied):
+    table, (problem,) = copied(["20.1"])
+    assert table == [
+        "/gpu:0         .      20.1         –",
         "/gpu:1         –         .         –",
         "/gpu:2         –         –         .",
     ]
     assert problem.startswith("! copies /gpu:0 → /gpu:2: the process ended: SIGABRT: end other")
 
 
-def test_pairs_whose_bits_differ_are_in_one_line():
-    found = {pair: (9**k, 9e9) for k, pair in enumerate(permutations(GPUS, 2))}
-    _, problem = copies.report(GPUS, found, "")
+def test_pairs_whose_bits_differ_are_in_one_line(copied):
+    _, (problem,) = copied(["DIFFER"] * 6)
     assert problem.startswith("! copies /gpu:0 → /gpu:1, /gpu:0 → /gpu:2, ")
-    assert "/gpu:2 → /gpu:1: up to 59049 bytes of 32 MiB arrive changed: end other" in problem
+    assert "/gpu:2 → /gpu:1: other bits arrive: end other programs" in problem
 
 
-def test_speeds_and_faults_of_gpus_are_in_one_table():
-    found = {pair: (0, 22.4e9) for pair in permutations(GPUS, 2) if pair[0] != "/gpu:2"}
-    found["/gpu:0", "/gpu:2"] = (3, 9e9)
-    found["/gpu:1", "/gpu:2"] = (0, 0.0)  # too short to be timed
-    table, *problems = copies.report(GPUS, found, "/gpu:2 → /gpu:0: no answer in time")
-    assert table.splitlines() == [
-        "GB/s of copies of 32 MiB, from row to column",
-        "          /gpu:0    /gpu:1    /gpu:2",
-        "/gpu:0         .        22    DIFFER",
-        "/gpu:1        22         .         ?",
+def test_speeds_and_faults_of_gpus_are_in_one_table(copied):
+    table, problems = copied(["22.4", "DIFFER", "22.1", "?"])  # too short to be timed
+    assert table == [
+        "/gpu:0         .      22.4    DIFFER",
+        "/gpu:1      22.1         .         ?",
         "/gpu:2         –         –         .",
     ]
     assert [problem.partition(": end other")[0] for problem in problems] == [
-        "! copies /gpu:0 → /gpu:2: up to 3 bytes of 32 MiB arrive changed",
-        "! copies /gpu:2 → /gpu:0: no answer in time",
+        "! copies /gpu:0 → /gpu:2: other bits arrive",
+        "! copies /gpu:2 → /gpu:0: the process ended: SIGABRT",
     ]

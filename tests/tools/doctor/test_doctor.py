@@ -231,21 +231,6 @@ def test_a_tensorflow_that_cannot_be_imported_is_a_problem(
     assert status == 1 and line in out
 
 
-@pytest.mark.parametrize("other, is_problem", [("cpu", True), ("intel", False), ("macos", False)])
-def test_two_packages_of_tensorflow_are_a_problem_if_none_requires_the_other(
-    machine, problems, monkeypatch, tmp_path, other, is_problem
-):
-    machine()
-    for package in ("tensorflow", f"tensorflow_{other}"):
-        folder = tmp_path / "installed" / f"{package}-1.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Name: {package}\nVersion: 1\n")
-    monkeypatch.setattr("sys.path", [str(tmp_path / "installed")])
-    found, _ = problems()
-    end = "overwrite each other's files: uninstall all, then install one"
-    assert [line.endswith(end) for line in found] == [True] * is_problem
-
-
 # ---- groups ------------------------------------------------------------------------------------
 
 
@@ -293,15 +278,24 @@ def test_a_text_without_a_table_is_an_error(fails, tmp_path):
 # ---- copies ------------------------------------------------------------------------------------
 
 
-def test_doctor_copies_between_cpu_devices(run):
-    status, out, err = run("doctor", "--copies", "/cpu:0,/device:CPU:1")
-    assert "/cpu:0         .     equal\n/cpu:1     equal         .\n" in out
-    assert err == "asking TensorFlow for its devices …\nasking nvidia-smi …\n"
-    assert status == (0 if out.endswith("no known problems\n") else 1)
+def test_doctor_says_what_it_asks(machine, run):
+    machine([[], []], smi=2)
+    _, out, err = run("doctor", "--copies")
+    lines = err.splitlines()
+    assert lines[0].endswith("probe.py …") and lines[1].startswith("nvidia-smi --query-gpu=")
+    assert lines[2:4] == ["nvidia-smi topo -m …", "nvidia-smi topo -p2p r …"]
+    assert "! copies /gpu:0 → /gpu:1: the process ended: status 1: " in out  # a fake TensorFlow
 
 
-def test_one_gpu_has_no_pair(machine, run):
+@pytest.mark.parametrize("arguments", [["--copies"], ["--copies", "3"]])
+def test_one_gpu_has_no_pair(machine, run, arguments):
     machine([[]])
-    status, out, err = run("doctor", "--copies")
+    status, out, err = run("doctor", *arguments)
     assert (status, out) == (2, "")
-    assert err.endswith("TensorFlow uses: 1; name two devices, such as --copies /cpu:0,/cpu:1\n")
+    assert err.endswith("hier-allreduce doctor: copies are between two GPUs or more, not 1\n")
+
+
+def test_gpus_for_copies_are_chosen_by_their_numbers(machine, run):
+    machine(all_peers(4))
+    out = run("doctor", "--copies", "3,0")[1]
+    assert "\n          /gpu:3    /gpu:0\n" in out and "! copies /gpu:3 → /gpu:0: " in out

@@ -30,8 +30,7 @@ class CostHook(_BASE):
     Args:
         step: the number of the ``session.run`` that is traced, from 1; by default 100, when what
             the first steps compile and allocate is done.
-        folder: gets ``cost.txt`` with the table, ``cost.json`` and ``cost.png``; by default
-            nothing is written.
+        folder: gets ``cost.json`` and ``cost.png``; by default nothing is written.
 
     Attributes:
         cost: a :class:`Cost`, after the step; None before it.
@@ -62,10 +61,9 @@ class CostHook(_BASE):
         # Whatever fails here, a step without a trace or a full disk, training goes on.
         try:
             self.cost = cost(run_values.run_metadata, run_context.session.graph)
-            print(self.cost.summary)
+            print(self.cost)
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                (self._folder / "cost.txt").write_text(f"{self.cost}\n", encoding="utf-8")
                 (self._folder / "cost.json").write_text(self.cost.to_json(), encoding="utf-8")
                 self.cost.draw(self._folder / "cost.png")
         except Exception as error:

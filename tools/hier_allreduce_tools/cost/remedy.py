@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import median_high, median_low
 from typing import List, Sequence, Tuple
 
 from ..text import rounded
@@ -10,27 +10,26 @@ from .step import is_gpu
 from .times import PROCESSOR, TOWERS, Link, TowerTimes
 
 _LEAST_GAIN = 0.03  # of a step, that a remedy must be worth
-_SLOW = 0.5  # of the other links' median speed, below which a link is slow
+_SLOW = 0.5  # of the links' median speed, below which a link is slow
 
 
 def remedy_for(towers: Sequence[TowerTimes], links: Sequence[Link]) -> str:
     """Return the remedy that explains most of a step's waits; empty if none is worth it."""
-    by_pass = sorted(towers, key=lambda tower: tower.pass_end)
-    latest = by_pass[-1]
+    latest = max(towers, key=lambda tower: tower.pass_end)
     last = max(towers, key=lambda tower: tower.end)
-    lag = latest.pass_end - median(tower.pass_end for tower in by_pass[:-1] or by_pass)
-    late_pass = (
-        f"{latest.place} ends its pass {rounded(lag)} ms after the others (in the median): compare"
-        " its work, input and clock with theirs; another all-reduce does not help"
-    )
+    least = _LEAST_GAIN * last.end
+    lag = latest.pass_end - median_low(tower.pass_end for tower in towers)
     # A late pass comes first, because all else waits for it.
-    if lag >= _LEAST_GAIN * last.end:
-        return late_pass
+    if lag >= least:
+        return (
+            f"{latest.place} ends its pass {rounded(lag)} ms after the others (in the median):"
+            " compare its work, input and clock with theirs; another all-reduce does not help"
+        )
 
-    remedies: List[Tuple[float, str]] = [(0.0, "")]  # the ms that each may save
+    remedies: List[Tuple[float, str]] = [(least, "")]  # the ms that each may save
     if is_gpu(last.device):  # the threads of a CPU device are the processor
-        early = latest.before.get(PROCESSOR, 0.0)
-        late = last.after.get(PROCESSOR, 0.0)
+        early = latest.before[PROCESSOR]
+        late = last.after[PROCESSOR]
         of_pass = (
             f"The pass waited {rounded(early)} ms for the processor, which launches its kernels too"
             " late: fewer or larger ops in the model, or a faster input, help; another all-reduce"
@@ -41,9 +40,9 @@ def remedy_for(towers: Sequence[TowerTimes], links: Sequence[Link]) -> str:
             " fewer variables, fewer ops in an update, or larger chunks help"
         )
         remedies += [(early, of_pass), (late, of_updates)]
-    if len(links) > 2:  # of two links nobody can tell which one is unusual
-        slowest, *others = sorted(links, key=lambda link: link.speed)
-        usual = median(link.speed for link in others)
+    if links:
+        slowest = min(links, key=lambda link: link.speed)
+        usual = median_high(link.speed for link in links)
         src, dst = towers[slowest.src].place, towers[slowest.dst].place
         speeds = f"{rounded(slowest.speed / 1e9)} GB/s, others {rounded(usual / 1e9)} GB/s"
         of_link = (
@@ -51,6 +50,5 @@ def remedy_for(towers: Sequence[TowerTimes], links: Sequence[Link]) -> str:
             " `hier-allreduce doctor --copies`, or choose groups that avoid it"
         )
         if slowest.speed < _SLOW * usual:
-            remedies.append((last.after.get(TOWERS, 0.0), of_link))
-    ms, text = max(remedies)
-    return text if ms >= _LEAST_GAIN * last.end else ""
+            remedies.append((last.after[TOWERS], of_link))
+    return max(remedies)[1]

@@ -1,22 +1,23 @@
-"""The times of a traced step: of each tower without a hole, of each chunk, of each link.
+"""The times of a traced step: of each tower without a hole, and of each link.
 
 ::
 
-    a tower   kernel │◄─ towers ─► scheduled ◄─ processor ─► launched ◄─ between ─►│ kernel
+    a tower   kernel │◄─ TOWERS ─► scheduled ◄─ PROCESSOR ─► launched ◄─ BETWEEN ─►│ kernel
 
 All times are ms after the first kernel of the step.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, NamedTuple, Set, Tuple
 
-from .step import SUM, Read, Step, TowerCopy
+from .step import PACK, PASS, SUM, UNPACK, UPDATE, Step
 
-# Why a tower had no kernel: what another tower sends was missing; the processor launched too late,
-# or had no value for it; the next kernel had been launched already.
-TOWERS, PROCESSOR, BETWEEN = "towers", "processor", "between"
+# Why a tower had no kernel, as it is printed: what another tower sends was missing; the processor
+# launched too late, or had no value for it; the next kernel had been launched already.
+TOWERS, PROCESSOR = "waiting for other towers", "waiting for the processor"
+BETWEEN = "between kernels"
+_PIECES = (PASS, PACK, SUM, UNPACK, UPDATE, TOWERS, PROCESSOR, BETWEEN)
 
 
 class TowerTimes(NamedTuple):
@@ -49,22 +50,25 @@ class Link(NamedTuple):
         return 1e3 * self.bytes / self.ms if self.ms else 0.0
 
 
-# ---- towers ------------------------------------------------------------------------------------
-
-
-def tower_of(step: Step, device: str, last_pass_end: float) -> TowerTimes:
-    """Return the times of one tower, up to the end of the last tower's pass and after it."""
-    before: Dict[str, float] = defaultdict(float)
-    after: Dict[str, float] = defaultdict(float)
-    done = 0.0
-    for what, end in _segments(step, device):
-        middle = min(max(done, last_pass_end), end)
-        if done < middle:
+def towers_of(step: Step) -> Tuple[TowerTimes, ...]:
+    """Return the times of each tower."""
+    pass_ends = {}
+    for device in step.towers:
+        made = [kernel.end for kernel in step.kernels[device] if kernel.node in step.gradients]
+        pass_ends[device] = max(made, default=0.0)
+    last_pass_end = max(pass_ends.values())
+    towers = []
+    for device, pass_end in pass_ends.items():
+        before = dict.fromkeys(_PIECES, 0.0)
+        after = dict.fromkeys(_PIECES, 0.0)
+        done = 0.0
+        for what, end in _segments(step, device):
+            middle = min(max(done, last_pass_end), end)
             before[what] += middle - done
-        if middle < end:
             after[what] += end - middle
-        done = end
-    return TowerTimes(device, pass_end_of(step, device), done, dict(before), dict(after))
+            done = end
+        towers.append(TowerTimes(device, pass_end, done, before, after))
+    return tuple(towers)
 
 
 def _segments(step: Step, device: str) -> Iterator[Tuple[str, float]]:
@@ -79,7 +83,7 @@ def _segments(step: Step, device: str) -> Iterator[Tuple[str, float]]:
         reason = _reason(step, kernel.node, done) if scheduled > done else ""
         waits = [(reason, scheduled), (PROCESSOR, launched), (BETWEEN, kernel.begin)]
         # Kernels of several streams overlap, so that only what is after `done` is new.
-        for what, end in [*waits, (step.kind(kernel.node), kernel.end)]:
+        for what, end in [*waits, (step.kinds[kernel.node], kernel.end)]:
             if end > done:
                 yield what, end
                 done = end
@@ -87,55 +91,27 @@ def _segments(step: Step, device: str) -> Iterator[Tuple[str, float]]:
 
 def _reason(step: Step, waiting: str, since: float) -> str:
     """Return why the processor had not begun a node at a time: the chain of what came last."""
-
-    # A value from another tower is there when its copy ends, not when its op does.
-    def arrival(read: Read) -> float:
-        return step.arrivals.get(read, step.nodes[read[0]].end)
-
-    seen = {waiting}
-    while step.nodes[waiting].scheduled > since and step.nodes[waiting].reads:
-        source, receive = max(step.nodes[waiting].reads, key=arrival)
-        if receive:
-            return PROCESSOR if step.tower(source) is None else TOWERS
-        if source in seen:  # a loop of the graph
-            break
-        waiting = source
+    seen: Set[str] = set()
+    # The graph may have loops.
+    while waiting not in seen and step.nodes[waiting].scheduled > since:
         seen.add(waiting)
+        # A value from another tower is there when its copy ends, not when its op does.
+        times = {}
+        for awaited, source in step.nodes[waiting].waits.items():
+            times[awaited] = step.arrivals.get(awaited, step.nodes[source].end)
+        if not times:
+            break
+        last = max(times, key=times.__getitem__)
+        waiting = step.nodes[waiting].waits[last]
+        if last != waiting:  # another device sends it
+            return TOWERS if step.nodes[waiting].device in step.towers else PROCESSOR
     return PROCESSOR
 
 
-def pass_end_of(step: Step, device: str) -> float:
-    """Return when the last kernel that makes a gradient ended on a tower."""
-    made = [kernel.end for kernel in step.kernels[device] if kernel.node in step.gradients]
-    return max(made, default=0.0)
-
-
-# ---- chunks and links --------------------------------------------------------------------------
-
-
-def complete_by_chunk(step: Step) -> Dict[str, float]:
-    """Return when all towers have the sum of each chunk, by the begin of the names of its ops."""
-    times = {}
-    for built in step.all_reduces:
-        for tensor in built.tensors:
-            chunk = f"{built.scope}{tensor.name}"
-            own = {node for node in step.nodes if node.startswith(f"{chunk}/")}
-            sums = [node for node in own if step.kind(node) == SUM]
-            ends = [step.ends[node] for node in sums if node in step.ends]
-            ends += [copy.end for copy in step.copies if own & {copy.node, *copy.readers}]
-            # A chunk of which nothing ran stays out, because Grappler folds sums of constants.
-            if ends:
-                times[chunk] = max(ends)
-    return times
-
-
-def links_in(copies: Iterable[TowerCopy]) -> List[Link]:
+def links_of(step: Step) -> Tuple[Link, ...]:
     """Return the links over which copies went."""
-    copies_by_pair: Dict[Tuple[int, int], List[TowerCopy]] = defaultdict(list)
-    for copy in copies:
-        copies_by_pair[copy.src, copy.dst].append(copy)
     links = []
-    for pair, of_pair in sorted(copies_by_pair.items()):
-        ms = sum(copy.end - copy.begin for copy in of_pair)
-        links.append(Link(*pair, len(of_pair), sum(copy.bytes for copy in of_pair), ms))
-    return links
+    for pair, copies in sorted(step.copies.items()):
+        ms = sum(end - begin for begin, end, _ in copies)
+        links.append(Link(*pair, len(copies), sum(size for *_, size in copies), ms))
+    return tuple(links)

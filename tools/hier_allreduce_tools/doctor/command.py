@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import List
 
 from hier_allreduce import HierAllreduceError
 
 from ..text import names_in
-from .copies import copy_all, report
-from .machine import ask_tensorflow, findings, groups_line
-from .topology import linked_groups, read_table
+from .copies import copies_between
+from .machine import ask_tensorflow, findings
+from .topology import groups_in
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     one = parser.add_mutually_exclusive_group()
-    copies = (
-        "copy between all pairs of GPUs, or of these devices of TensorFlow (/gpu:0,/gpu:1): bits"
-        " compared, GB/s"
-    )
-    one.add_argument("--copies", type=_devices_in, nargs="?", const=[], metavar="A,B", help=copies)
+    copies = "copy between all pairs of GPUs, or of those with these numbers: bits compared, GB/s"
+    one.add_argument("--copies", type=gpu_numbers, nargs="?", const=[], metavar="0,1", help=copies)
     topo = "output of `nvidia-smi topo -m` (- is standard input): print its groups, nothing else"
     one.add_argument("--topo", metavar="FILE", help=topo)
 
 
-def _devices_in(argument: str) -> List[str]:
-    """Read ``/gpu:0,/gpu:1``, which TensorFlow also calls ``/device:GPU:0,/device:GPU:1``."""
-    devices = names_in(argument.lower().replace("/device:", "/"))
-    if not re.fullmatch(r"/[cg]pu:\d+(,/[cg]pu:\d+)+", ",".join(devices)):
-        expected = "expected two or more different devices, such as /gpu:0,/gpu:1"
-        raise argparse.ArgumentTypeError(f"{argument!r}: {expected}")
-    return devices
+def gpu_numbers(argument: str) -> List[int]:
+    """Read ``0,1``, each number once."""
+    return [int(number) for number in names_in(argument)]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -40,19 +32,15 @@ def main(args: argparse.Namespace) -> int:
     if args.topo is not None:
         file = 0 if args.topo == "-" else args.topo
         with open(file, encoding="utf-8", errors="replace") as saved:
-            groups = linked_groups(read_table(saved.read()))
-        default = "keep the default, and write no groups=: no others follow the links better"
-        print(groups_line(groups) if groups else default)
+            print(groups_in(saved.read()))
         return 0
     tensorflow = ask_tensorflow()
     lines = list(findings(tensorflow))
     if args.copies is not None:
-        gpus = tensorflow["gpus"]
-        devices = args.copies or [f"/gpu:{gpu}" for gpu in range(len(gpus))]
-        if len(devices) < 2:
-            few = f"GPUs that TensorFlow uses: {len(gpus)}"
-            raise HierAllreduceError(f"{few}; name two devices, such as --copies /cpu:0,/cpu:1")
-        lines += ["", *report(devices, *copy_all(devices))]
+        gpus = args.copies or range(len(tensorflow["gpus"]))
+        if len(gpus) < 2:
+            raise HierAllreduceError(f"copies are between two GPUs or more, not {len(gpus)}")
+        lines += ["", *copies_between([f"/gpu:{gpu}" for gpu in gpus])]
     number = sum(line.startswith("! ") for line in lines)
     end = f"problems: {number}, marked with !" if number else "no known problems"
     print("\n".join([*lines, "", end]))

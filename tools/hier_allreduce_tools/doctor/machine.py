@@ -11,18 +11,17 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Generator, Iterator, List, Tuple
+from typing import Any, Dict, Generator, Iterator, Tuple
 
 from hier_allreduce import HierAllreduceError, __version__
 
-from .topology import Groups, linked_groups, read_table
+from .topology import groups_in
 
 if sys.version_info < (3, 8):
     import importlib_metadata as metadata
 else:
     from importlib import metadata
 
-# without tensorflow-intel and tensorflow-macos, which tensorflow itself requires
 _PACKAGES = re.compile(
     r"(tensorflow([-_](cpu|gpu|rocm))?|keras|tf[-_]keras|tensorpack|numpy|protobuf"
     r"|horovod|nvidia[-_]nccl[-_]cu\d+)$"
@@ -51,7 +50,12 @@ def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
     asked = getattr(os, "sched_getaffinity", None)
     cores = len(asked(0)) if asked else os.cpu_count() or 1
     yield f"{platform.platform()}, cores: {cores}"
-    yield from _packages()
+    version_by_package = {"hier_allreduce": __version__, "Python": platform.python_version()}
+    for installed in metadata.distributions():
+        name = str(installed.metadata["Name"])
+        if _PACKAGES.match(name):
+            version_by_package.setdefault(name, installed.version)
+    yield ", ".join(map(" ".join, version_by_package.items()))
     variables = sorted(filter(_VARIABLES.match, os.environ))
     yield from (f"{variable}={os.environ[variable]}" for variable in variables)
     cards = yield from _cards()
@@ -60,10 +64,10 @@ def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
         yield problem(f"TensorFlow cannot list its devices: {tensorflow['fault']}", remedy)
         return
     gpus = tensorflow["gpus"]
-    yield from _gpus(tensorflow, gpus)
+    yield from _gpus(tensorflow)
     # Whoever hides GPUs from CUDA sees it in the facts.
-    if "CUDA_VISIBLE_DEVICES" not in os.environ and len(gpus) < len(cards):
-        seen = f"GPUs that TensorFlow uses: {len(gpus)} of {len(cards)}"
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and len(gpus) < cards:
+        seen = f"GPUs that TensorFlow uses: {len(gpus)} of {cards}"
         yield problem(seen, "its own lines say why, if a program asks for its devices")
 
     # A thread that waits for a GPU runs no ops, so that with fewer cores all threads may wait.
@@ -75,31 +79,14 @@ def findings(tensorflow: Dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _packages() -> Iterator[str]:
-    """Yield the versions of installed packages."""
-    version_by_package = {"hier_allreduce": __version__, "Python": platform.python_version()}
-    for installed in metadata.distributions():
-        name = str(installed.metadata["Name"])
-        if _PACKAGES.match(name):
-            version_by_package.setdefault(name, installed.version)
-    yield ", ".join(map(" ".join, version_by_package.items()))
-
-    # Packages of TensorFlow have the same files, so that the last one installed wins, in parts.
-    tensorflows = [package for package in version_by_package if package.startswith("tensorflow")]
-    if len(tensorflows) > 1:
-        names = ", ".join(tensorflows)
-        yield problem(f"{names} overwrite each other's files", "uninstall all, then install one")
-
-
-def _cards() -> Generator[str, None, List[str]]:
-    """Yield nvidia-smi's answers: GPUs, links, groups; return its GPUs."""
-    print("asking nvidia-smi …", file=sys.stderr)
+def _cards() -> Generator[str, None, int]:
+    """Yield nvidia-smi's answers: GPUs, links, groups; return the number of its GPUs."""
     asked = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     status, output, errors = _answer_of(*asked)
     # A machine without nvidia-smi may have no GPU, or is a container with GPUs: both are fine.
     if status == _NOT_FOUND:
         yield "nvidia-smi: not found on PATH"
-        return []
+        return 0
     if status:
         words = " ".join((output + errors).split())[:_LONGEST_LINE]
         remedy = (
@@ -107,38 +94,26 @@ def _cards() -> Generator[str, None, List[str]]:
             " hangs or was updated while it ran; a container needs the driver of its host"
         )
         yield problem(f"nvidia-smi ended with status {status}: {words}", remedy)
-        return []
+        return 0
     cards = output.splitlines()
     yield from (f"nvidia-smi: {card}" for card in cards)
-    if len(cards) > 1:
-        yield from _links()
-    return cards
-
-
-def _links() -> Iterator[str]:
-    """Yield nvidia-smi's tables: links, and which GPUs read each other's memory; and groups."""
-    for kind in (["-m"], ["-p2p", "r"]):
+    # Links, and which GPUs read each other's memory. Some drivers print no such table.
+    for kind in (["-m"], ["-p2p", "r"]) if len(cards) > 1 else ():
         status, table, _ = _answer_of("nvidia-smi", "topo", *kind)
-        # A fault of a table is none of the machine, because some drivers print none.
         if status == 0:
             # The legend is left out, because the reader of an issue knows its words.
             yield "\n{}\n".format(table.split("\n\n")[0])
-        with suppress(HierAllreduceError):  # only the first one has links
-            kinds = read_table(table)
-            groups = linked_groups(kinds)
-            # The variable may number the GPUs in another way.
-            all_gpus = ",".join(map(str, range(len(kinds))))
-            if groups and os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus) == all_gpus:
-                yield groups_line(groups)
+        # The variable may number the GPUs in another way.
+        all_gpus = ",".join(map(str, range(len(cards))))
+        if os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus) == all_gpus:
+            with suppress(HierAllreduceError):  # only the first one has links
+                yield groups_in(table)
+    return len(cards)
 
 
-def groups_line(groups: Groups) -> str:
-    """Return what a program writes for two groups."""
-    return f'along the links: Strategy(algorithm="hierarchical", groups={groups})'
-
-
-def _gpus(tensorflow: Dict[str, Any], gpus: List[Any]) -> Iterator[str]:
+def _gpus(tensorflow: Dict[str, Any]) -> Iterator[str]:
     """Yield TensorFlow's GPUs, and which of them do not reach all others."""
+    gpus = tensorflow["gpus"]
     built = "with" if tensorflow["cuda"] else "without"
     yield f"TensorFlow {tensorflow['version']}, built {built} CUDA, GPUs: {len(gpus)}"
     lonely = []
@@ -165,7 +140,6 @@ def ask_tensorflow() -> Dict[str, Any]:
 
     The keys are those of ``probe``, and ``fault``: why it cannot be used, or empty.
     """
-    print("asking TensorFlow for its devices …", file=sys.stderr)
     probe = str(Path(__file__).with_name("probe.py"))
     status, output, errors = _answer_of(sys.executable, probe)
     if status:
@@ -176,6 +150,7 @@ def ask_tensorflow() -> Dict[str, Any]:
 
 def _answer_of(*command: str) -> Tuple[int, str, str]:
     """Return the status of a process, what it prints, and its errors."""
+    print(*command, "…", file=sys.stderr)  # because it may take a while
     try:
         done = subprocess.run(
             command,

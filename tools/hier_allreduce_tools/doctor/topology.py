@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from itertools import combinations, permutations
-from typing import Optional, Sequence, Tuple
+from typing import Iterable, Optional, Sequence, Tuple
 
 from hier_allreduce import HierAllreduceError
 
@@ -26,6 +26,7 @@ _MOST_GPUS = 16  # all groups of so many are tried in a second; larger machines 
 _UNDERLINE = re.compile(r"\x1b\[\d*m")  # nvidia-smi underlines its header, even in a file
 _KIND = r"(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)"  # SOC is the name of SYS before 2018
 _ROW = re.compile(rf"\s*GPU\d+\s+{_KIND}\b")
+_PAIR = 10_000  # outweighs all links of a machine
 
 
 def read_table(output: str) -> Kinds:
@@ -55,19 +56,19 @@ def _is_whole(kinds: Kinds) -> bool:
 
     A cell that was lost moves those behind it, so that one of the two is no longer so.
     """
-    gpus = range(len(kinds))
-    are_kinds = all(re.fullmatch(_KIND, kind) for row in kinds for kind in row)
-    if not are_kinds or kinds != tuple(zip(*kinds)):
-        return False
-    return all((kinds[a][b] == "X") == (a == b) for a in gpus for b in gpus)
+    for a, row in enumerate(kinds):
+        for b, kind in enumerate(row):
+            if (kind == "X") != (a == b) or not re.fullmatch(_KIND, kind):
+                return False
+    return kinds == tuple(zip(*kinds))
 
 
 def linked_groups(kinds: Kinds) -> Optional[Groups]:
     """Return the two groups along the links of K GPUs, as ``Strategy(groups=…)`` takes them.
 
-    As many pairs as possible are linked inside the groups; then as many partners as possible, which
-    stand at the same index of both groups. Where K is odd, the first group has one GPU more.
-    Without NVLinks, GPUs of one socket count as linked.
+    As many pairs as possible have NVLinks inside the groups, or else are on one socket; then as
+    many partners, which stand at the same index of both groups. Where K is odd, the first group has
+    one GPU more.
 
     Returns:
         None where these groups are the halves, which are the default. So it is with an NVSwitch.
@@ -75,22 +76,34 @@ def linked_groups(kinds: Kinds) -> Optional[Groups]:
     gpus = tuple(range(len(kinds)))
     if not 4 <= len(gpus) <= _MOST_GPUS:
         return None
-    has_nvlinks = any(kind.startswith("NV") for row in kinds for kind in row)
 
-    def linked(pairs: Sequence[Tuple[int, int]]) -> Tuple[int, int]:
-        between = [kinds[a][b] for a, b in pairs]
-        if not has_nvlinks:
-            return sum(kind not in ("SYS", "SOC") for kind in between), 0
-        counts = [int(kind[2:]) for kind in between if kind.startswith("NV")]
-        return len(counts), sum(counts)
+    def linked(pairs: Iterable[Tuple[int, int]]) -> int:
+        weight = 0
+        for a, b in pairs:
+            if kinds[a][b].startswith("NV"):
+                weight += _PAIR + int(kinds[a][b][2:])
+            else:
+                weight += kinds[a][b] not in ("SYS", "SOC")
+        return weight
 
-    def linked_inside(group: Sequence[int]) -> Tuple[int, int]:
+    def linked_inside(group: Sequence[int]) -> int:
         outside = [gpu for gpu in gpus if gpu not in group]
         return linked([*combinations(group, 2), *combinations(outside, 2)])
 
     # Of equal groups the first ones are taken: these are the halves, which need no setting.
-    half = (len(gpus) + 1) // 2
-    group = max(combinations(gpus, half), key=linked_inside)
+    group = max(combinations(gpus, (len(gpus) + 1) // 2), key=linked_inside)
     orders = permutations(gpu for gpu in gpus if gpu not in group)
-    partners = max(orders, key=lambda order: linked(list(zip(group, order))))
+    partners = max(orders, key=lambda order: linked(zip(group, order)))
     return None if group + partners == gpus else (group, partners)
+
+
+def groups_in(output: str) -> str:
+    """Return what a program writes for the groups in an output of ``nvidia-smi topo -m``.
+
+    Raises:
+        HierAllreduceError: as :func:`read_table`.
+    """
+    groups = linked_groups(read_table(output))
+    if groups is None:
+        return "keep the default, and write no groups=: no others follow the links better"
+    return f'along the links: Strategy(algorithm="hierarchical", groups={groups})'
