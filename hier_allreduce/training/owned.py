@@ -40,8 +40,10 @@ def apply_once(
     return Applied(ends, added, [grads])
 
 
-def apply_sharded(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
-    """Update each variable on its root, by one of the ``KNOWN`` optimizers.
+def apply_sharded(
+    optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]
+) -> Applied:
+    """Update each variable on its root, by one of the ``KNOWN`` optimizers, and count the step.
 
     Roots have about equal bytes of this update.
     """
@@ -56,7 +58,7 @@ def apply_sharded(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
         root = roots.get(n, 0)
         # Slots have its names, because a checkpoint is to be that of one device.
         pairs.append((reduced[root][n], _named_like(on_tower_0, variables[root][n])))
-    ends, added = _called(optimizer, pairs, {})
+    ends, added = _called(optimizer, pairs, arguments)
     return Applied(ends, added, reduced, roots, lambda values: all_gather(values, layout))
 
 
