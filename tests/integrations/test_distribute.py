@@ -700,7 +700,7 @@ def test_a_line_says_which_batches_keras_needs(replicas, lines, caplog):
     "arguments, words",
     [
         ({"strategy": "hierarchial"}, "there are "),
-        ({"strategy": 3}, "expected a Strategy"),
+        ({"strategy": 3}, "algorithm=3: expected one of"),
         (
             {"strategy": Strategy(wire_dtype="bfloat16")},
             "wire_dtype='bfloat16': TensorFlow does not say which",
