@@ -11,12 +11,6 @@ tf1 = tf.compat.v1
 IS_TF2 = tf.__version__ >= "2"
 F = TypeVar("F", bound=Callable[..., Any])
 
-# TensorFlow can add these dtypes on CPU devices; float8 and the like can only be copied.
-SUMMABLE_DTYPES = (
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-    *("int8", "int16", "int32", "int64", "uint8"),
-    *(("uint16", "uint32", "uint64") if IS_TF2 else ()),
-)
 # Collectives add these dtypes on CPU devices and GPUs: 1.15 has no kernel for float16, and no
 # version adds int32 or bfloat16 on GPUs.
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
@@ -115,7 +109,7 @@ def add_control_edge(before: Any, after: Any) -> None:
 
 
 def is_eager(tensor: Any) -> bool:
-    """Return whether ``tensor`` already has a value and belongs to no graph."""
+    """Return whether ``tensor`` has a value, or is None, and belongs to no graph."""
     return not hasattr(tensor, "graph")
 
 

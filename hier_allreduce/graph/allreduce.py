@@ -20,7 +20,7 @@ from ..configs import one_of
 from ..planning.strategy import Strategy, strategy_from
 from .collectives import all_reduce
 from .columns import checked_columns
-from .devices import check_existence, device_strings
+from .devices import check_existence, device_strings, hosts_of
 from .layout import Layout, lay_out
 from .names import variable_names
 from .rows import (
@@ -94,7 +94,7 @@ def allreduce_grads(
     """
     call = checked_call(all_grads, devices, average, strategy, cluster)
     layout = checked_layout(call)  # C chunks
-    return all_reduce(layout, name)  # K × N
+    return all_reduce(call.rows, layout, name)  # K × N
 
 
 @without_autograph
@@ -162,7 +162,7 @@ def allreduce_grads_and_vars(
     # It comes before the ops, because a program may turn warnings into errors.
     if len(devices) > 1:
         warn_of_references(variables[0])
-    reduced = all_reduce(layout, name)  # K × N
+    reduced = all_reduce(call.rows, layout, name)  # K × N
     reduced_pairs = []
     for row, new_grads in zip(pairs, reduced):
         reduced_pairs.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
@@ -203,7 +203,7 @@ def checked_layout(
     chosen = chosen_for(call)
     strategy = chosen.strategy or call.strategy
     # Hosts have different slices, and a collective needs equal shapes, so slices become dense.
-    if call.hosts > 1:
+    if hosts_of(call.cluster) > 1:
         strategy = replace(strategy, sparse="dense")
     call = call._replace(strategy=strategy)
     # Compare the K gradients of each variable: their dtype, their shape, dense or sparse.

@@ -1,4 +1,4 @@
-"""A column: one variable's K gradients, and how they travel; and whether they can be added up.
+"""A column: how one variable's K gradients travel; and whether they can be added up.
 
 ::
 
@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import SUMMABLE_DTYPES, in_current_graph
+from ..compat import in_current_graph
 from ..errors import HierAllreduceError
 from ..planning.chunks import GradientSize
-from .names import names_of_gradients, where
+from .names import where
 from .substitution import Call
 
 Where = Callable[[int], str]  # a tower's words at the beginning of an error
@@ -29,36 +29,35 @@ _PACKABLE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex1
 
 
 class Column(NamedTuple):
-    """One variable's K gradients, and how they travel."""
+    """How one variable's K gradients travel."""
 
     name: str  # the variable's name in messages and op names
-    grads: Tuple[Any, ...]  # K tensors, tf.IndexedSlices or None
+    towers: Tuple[int, ...]  # those that have a gradient
     dtype: str  # the gradients' dtype; empty if all are None
     shape: tf.TensorShape  # as far as it is known; of sparse ones, their variable's
     wire: str  # the dtype in which they travel
     is_sparse: bool  # whether all, at least one, are tf.IndexedSlices that stay sparse
     size: GradientSize  # of a gradient as it travels; of sparse ones that of their sum, at most
 
-    @property
-    def present(self) -> List[Any]:
-        """The gradients of the towers that have one."""
-        return [grad for grad in self.grads if grad is not None]
-
 
 def column_of(
     name: str, grads: Sequence[Any], sparse: str = "auto", wire: Optional[str] = None
 ) -> Column:
-    """Return a column, sparse or made dense as a :class:`Strategy` says.
+    """Return the column of K gradients, sparse or made dense as a :class:`Strategy` says.
 
     Raises:
-        ValueError: the shapes contradict each other.
+        ValueError: the dtypes differ, or the shapes contradict each other.
     """
-    present = [grad for grad in grads if grad is not None]
+    towers = tuple(tower for tower, grad in enumerate(grads) if grad is not None)
+    present = [grads[tower] for tower in towers]
     dtype = dtype_of(present[0]) if present else ""
     sent = wire if wire and dtype == "float32" else dtype
     shape = tf.TensorShape(None)
     is_known = True
-    for grad_shape in map(static_shape, present):
+    for grad in present:
+        if dtype_of(grad) != dtype:
+            raise ValueError(f"{dtype_of(grad)} is not {dtype}")
+        grad_shape = static_shape(grad)
         is_known &= grad_shape.is_fully_defined()
         # Shapes are compared first, because merging is slow, and nearly all are equal.
         is_equal = shape.is_fully_defined() and shape == grad_shape
@@ -67,49 +66,27 @@ def column_of(
     elements = shape.num_elements() if is_known else None
     itemsize = tf.as_dtype(sent or "float32").size
     size = GradientSize(elements, itemsize, dtype, dtype in _PACKABLE)
-    is_sparse = have_slices_only(present) and sparse != "dense"
-    if is_sparse and sparse == "auto" and len(grads) > 1:
-        is_sparse = not _can_exceed_dense(present, shape, itemsize)
-    if is_sparse:
-        size = _size_of_slices(present, shape, itemsize)
-    return Column(name, tuple(grads), dtype, shape, sent, is_sparse, size)
+    is_sparse = bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
+    if not is_sparse or sparse == "dense":
+        return Column(name, towers, dtype, shape, sent, False, size)
+    slices = _size_of_slices(present, shape, size)
+    # They stay sparse unless they are known to be more bytes than the dense gradient.
+    if sparse == "auto" and len(grads) > 1 and shape.is_fully_defined():
+        is_sparse = slices.bytes <= shape.num_elements() * itemsize
+    return Column(name, towers, dtype, shape, sent, is_sparse, slices if is_sparse else size)
 
 
-def have_slices_only(present: Sequence[Any]) -> bool:
-    """Return whether all gradients, at least one, are ``tf.IndexedSlices``."""
-    return bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
-
-
-def _known_slices(present: Sequence[Any]) -> List[int]:
-    """Return the numbers of slices in sparse gradients, as far as they are known."""
-    numbers = [grad.values.shape[:1].num_elements() for grad in present]
-    return [number for number in numbers if number is not None]
-
-
-def _can_exceed_dense(present: Sequence[Any], shape: tf.TensorShape, itemsize: int) -> bool:
-    """Return whether the slices of all towers can be more bytes than the dense gradient.
-
-    They count as far as their number is known before the step runs. Without a width the indices do
-    not count.
-    """
-    height = shape[:1].num_elements()
-    width = shape[1:].num_elements()
-    if height is None:
-        return False
-    dense = itemsize * (1 if width is None else width)
-    sparse = dense + (0 if width is None else tf.int64.size)
-    return bool(sum(_known_slices(present)) * sparse > height * dense)
-
-
-def _size_of_slices(present: Sequence[Any], shape: tf.TensorShape, itemsize: int) -> GradientSize:
+def _size_of_slices(
+    present: Sequence[Any], shape: tf.TensorShape, size: GradientSize
+) -> GradientSize:
     """Return the size of a sum of sparse gradients: at most the slices of all towers."""
     # It is less if towers have the same index.
-    known = _known_slices(present)
+    numbers = [grad.values.shape[:1].num_elements() for grad in present]
     width = shape[1:].num_elements()
-    dtype = dtype_of(present[0])
-    if len(known) < len(present) or width is None:
-        return GradientSize(None, itemsize, dtype, packable=False)
-    return GradientSize(sum(known), width * itemsize + tf.int64.size, dtype, packable=False)
+    if None in numbers or width is None:
+        return size._replace(elements=None, packable=False)
+    itemsize = width * size.itemsize + tf.int64.size
+    return size._replace(elements=sum(numbers), itemsize=itemsize, packable=False)
 
 
 def dtype_of(grad: Any) -> str:
@@ -141,14 +118,16 @@ def fits(grad: Any, wanted: Any) -> bool:
 def checked_columns(call: Call, names: Optional[Sequence[str]] = None) -> List[Column]:
     """Return the N columns of K×N gradients, by the user's choices.
 
-    ``names`` are of the N variables; by default those of the gradients.
+    ``names`` are of the N variables; by default each is that of its first gradient's op.
 
     Raises:
         HierAllreduceError: some entry cannot be added up.
     """
     columns = []
-    names = names_of_gradients(call.rows) if names is None else names
-    for n, (name, grads) in enumerate(zip(names, zip(*call.rows))):
+    for n, grads in enumerate(zip(*call.rows)):
+        # What has a value is in no graph, and has no op.
+        ops = [grad.op.name for grad in grads if hasattr(grad, "op")]
+        name = names[n] if names else next(iter(ops), f"gradient{n}")
         place = partial(where, devices=call.devices, variable=n, name=name)
         columns.append(_checked_column(call, name, grads, place))
     return columns
@@ -161,18 +140,18 @@ def _checked_column(call: Call, name: str, grads: Sequence[Any], place: Where) -
         fault = _fault(grad)
         if fault:
             raise HierAllreduceError(f"{place(tower)}: {fault}")
-    dtype_by_tower = {tower: dtype_of(grad) for tower, grad in grad_by_tower.items()}
-    _check_equal("dtype", dtype_by_tower, "cast to one dtype", place)
     try:
         column = column_of(name, grads, call.strategy.sparse, call.strategy.wire_dtype)
     except ValueError:
-        shape_by_tower = {tower: static_shape(grad) for tower, grad in grad_by_tower.items()}
-        advice = (
-            "build the same model on every tower, and list the variables in one order on every"
-            " tower"
+        kinds = {k: f"{dtype_of(grad)} {static_shape(grad)}" for k, grad in grad_by_tower.items()}
+        listed = ", ".join(f"tower {k}: {kind}" for k, kind in kinds.items())
+        usual = kinds[min(kinds)]
+        other = next(tower for tower, kind in kinds.items() if kind != usual)
+        fault = (
+            f"the dtype or shape differs between towers ({listed}); build the same model on every"
+            " tower, list the variables in one order on every tower, and cast to one dtype"
         )
-        _check_equal("shape", shape_by_tower, advice, place)
-        raise
+        raise HierAllreduceError(f"{place(other)}: {fault}") from None
     if call.average and column.dtype and tf.as_dtype(column.dtype).is_integer:
         fault = f"{column.dtype} has no exact mean; average=False sums it, or cast it to float"
         raise HierAllreduceError(f"{place(min(grad_by_tower))}: {fault}")
@@ -183,13 +162,12 @@ def _checked_column(call: Call, name: str, grads: Sequence[Any], place: Where) -
             " give it on every tower or on none, or choose missing='zeros'"
         )
     # Slices that become dense must tell their variable's height, because nothing else does.
-    slices = {k: grad for k, grad in grad_by_tower.items() if isinstance(grad, tf.IndexedSlices)}
-    shapeless = [tower for tower, grad in slices.items() if grad.dense_shape is None]
-    if shapeless and not column.is_sparse and not column.shape[:1].is_fully_defined():
-        raise HierAllreduceError(
-            f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made"
-            " dense; give dense_shape"
-        )
+    is_height_known = column.is_sparse or column.shape[:1].is_fully_defined()
+    for tower, grad in grad_by_tower.items():
+        is_slices = isinstance(grad, tf.IndexedSlices)
+        if is_slices and grad.dense_shape is None and not is_height_known:
+            fault = "its IndexedSlices has no dense_shape, so it cannot be made dense; give one"
+            raise HierAllreduceError(f"{place(tower)}: {fault}")
     return column
 
 
@@ -205,12 +183,9 @@ def _fault(grad: Any) -> str:
                 f"{grad!r} does not belong to the graph that is being built; call this inside"
                 " `with graph.as_default():` of the towers' graph"
             )
-    if dtype_of(grad) not in SUMMABLE_DTYPES:
-        summable = ", ".join(SUMMABLE_DTYPES)
-        return (
-            f"{dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
-            f" {summable}"
-        )
+    dtype = grad.dtype.base_dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+        return f"{dtype.name} has no sum; cast it to a number first"
     # Sums of slices have a height that only the step knows, so TensorFlow would fail there.
     # Scalars are no slices.
     heights = ([None], grad.values.shape[:1]) if is_sparse else ()
@@ -220,15 +195,3 @@ def _fault(grad: Any) -> str:
             f" {grad.indices.shape}; expected one index for each slice of the values"
         )
     return ""
-
-
-def _check_equal(
-    attribute: str, attribute_by_tower: Dict[int, Any], advice: str, place: Where
-) -> None:
-    """Check that all towers have the dtype, or shape, of the first one."""
-    usual = set(map(str, list(attribute_by_tower.values())[:1]))
-    for tower, attribute_there in attribute_by_tower.items():
-        if str(attribute_there) not in usual:
-            listed = ", ".join(f"tower {k}: {held}" for k, held in attribute_by_tower.items())
-            fault = f"the {attribute} differs between towers ({listed}); {advice}"
-            raise HierAllreduceError(f"{place(tower)}: {fault}")

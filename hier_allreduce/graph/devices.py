@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -34,7 +34,9 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     Raises:
         HierAllreduceError: an entry is not a device, or not a valid device name.
     """
-    if not is_list(devices):
+    # It has an order, and parts.
+    parts_of_one = (str, bytes, set, frozenset)
+    if not hasattr(devices, "__iter__") or isinstance(devices, parts_of_one):
         raise HierAllreduceError(
             f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}"
         )
@@ -89,17 +91,11 @@ def check_existence(
     existing = existing or devices_of_eager_calls()
     for tower, device in enumerate(devices if existing else ()):
         # Device functions and None are left to TensorFlow, which knows where they lead.
-        if isinstance(device, str) and not is_among(device, existing):
+        if isinstance(device, str) and not any(devices_match(one, device) for one in existing):
             listed = ", ".join(dict.fromkeys(map(_spelled, existing)))
             raise HierAllreduceError(
                 f"tower {tower}: {device} does not exist. There are {listed}; {advice}"
             )
-
-
-def is_list(written: Any) -> bool:
-    """Return whether something may hold one entry for each tower: it has an order and parts."""
-    parts_of_one = (str, bytes, set, frozenset, tf.Tensor, tf.Variable)
-    return hasattr(written, "__iter__") and not isinstance(written, parts_of_one)
 
 
 @lru_cache(maxsize=4096)
@@ -123,11 +119,6 @@ def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     return True
 
 
-def is_among(device: Optional[str], existing: Iterable[str]) -> bool:
-    """Return whether a device may be one of the existing ones, as :func:`devices_match` says."""
-    return any(devices_match(one, device) for one in existing)
-
-
 def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
     """Return the first tower whose device is the executed ``device``; None if there is none.
 
@@ -138,24 +129,10 @@ def tower_at(device: str, devices: Sequence[Any]) -> Optional[int]:
     return min(towers, key=lambda tower: _said(devices[tower]).count(None), default=None)
 
 
-def is_gpu(device: Any) -> bool:
-    """Return whether a device is known to be a GPU."""
-    return _type_of(device) == "GPU"
-
-
-def any_on_gpu(devices: Sequence[Any]) -> bool:
-    """Return whether some device is known to be a GPU."""
-    return any(map(is_gpu, devices))
-
-
-def all_on_cpu(devices: Sequence[Any]) -> bool:
-    """Return whether every device is known to be a CPU."""
-    return all(_type_of(device) == "CPU" for device in devices)
-
-
-def _type_of(device: Any) -> Optional[str]:
-    """Return ``"GPU"``, ``"CPU"``, or None of a device function, or of a name without a type."""
-    return device_fields(device).device_type if isinstance(device, str) else None
+def types_of(devices: Iterable[Any]) -> Set[Optional[str]]:
+    """Return which types devices have: ``"GPU"``, ``"CPU"``, …, or None where no name tells it."""
+    names = [device if isinstance(device, str) else "" for device in devices]
+    return {device_fields(name).device_type for name in names}
 
 
 def hosts_of(cluster: Optional[Cluster]) -> int:
@@ -165,5 +142,10 @@ def hosts_of(cluster: Optional[Cluster]) -> int:
 
 def cpus_named_by(devices: Sequence[Any]) -> int:
     """Return how many CPU devices this process needs to have all that K towers name."""
-    cpus = [device_fields(device) for device in devices if _type_of(device) == "CPU"]
-    return max([(cpu.device_index or 0) + 1 for cpu in cpus if cpu.job is None], default=0)
+    numbers = [-1]
+    for device in devices:
+        if isinstance(device, str):
+            named = device_fields(device)
+            if named.device_type == "CPU" and named.job is None:
+                numbers.append(named.device_index or 0)
+    return max(numbers) + 1

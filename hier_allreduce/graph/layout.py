@@ -1,4 +1,4 @@
-"""Decisions before the first op: which gradients travel together, and by which moves.
+"""Decisions before the first op, without any gradient: what travels together, by which moves.
 
 ::
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from ..compat import is_eager
 from ..graphs import needed_by, sources
 from ..planning.chunks import Chunk, chunks_of
-from ..planning.plan import Plan, Schedule, reductions
+from ..planning.plan import Plan, Schedule
 from ..planning.schedules import scheduled
 from ..planning.strategy import plan_for
 from .columns import Column
-from .devices import all_on_cpu, hosts_of
-from .lead import takes_edges
+from .devices import hosts_of, types_of
 from .names import op_names
 from .substitution import Call, Substitute
 
@@ -39,26 +38,16 @@ class Layout(NamedTuple):
     cluster: Optional[Cluster]  # the hosts; None for one
     plan: Plan  # the schedules and the chunk size
     chunks: List[Chunk]  # C chunks, whose ranges have the numbers of columns
-    has_edges: bool  # whether the towers' backward passes may wait for earlier sums
+    edges: bool  # whether the towers' backward passes shall wait for earlier sums
     substitute: Substitute = Substitute()  # what is built instead, in a program that is measured
 
     @property
     def digest(self) -> str:
-        """A text that differs between plans of other chunks, moves, dtypes or edges."""
+        """A text that differs between plans of other chunks, moves or dtypes."""
         # Hosts compare the names one by one, so that an error can tell which of them differ.
         unnamed = [chunk._replace(name="") for chunk in self.chunks]
         wires = [column.wire for column in self.columns]
-        decisions = repr((unnamed, wires, self.has_edges))
-        return hashlib.sha256(decisions.encode()).hexdigest()[:12]
-
-    @property
-    def hosts(self) -> int:
-        """H, the number of hosts."""
-        return hosts_of(self.cluster)
-
-    def column_of(self, chunk: Chunk) -> Column:
-        """Return the first column in a chunk: all have one dtype, and a sparse one is alone."""
-        return self.columns[chunk.first]
+        return hashlib.sha256(repr((unnamed, wires)).encode()).hexdigest()[:12]
 
     def roots(self) -> Dict[int, int]:
         """Return the tower that has each variable's sum first; all gradients must be whole."""
@@ -89,9 +78,10 @@ def lay_out(
     """
     strategy = call.strategy
     sizes = [column.size for column in columns]  # N
-    plan = plan_for(strategy, len(call.devices), all_on_cpu(call.devices))
+    plan = plan_for(strategy, len(call.devices), types_of(call.devices) == {"CPU"})
     # On a lone tower nothing travels, so nothing is packed or cut.
-    if len(call.devices) * call.hosts == 1:
+    hosts = hosts_of(call.cluster)
+    if len(call.devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)
     # A small model would fit into one chunk, and all roots but one would have nothing to update.
     # So no chunk is larger than a root's share.
@@ -99,7 +89,7 @@ def lay_out(
         share = max(sum(variable_bytes) // len(call.devices), _LEAST_SHARE)
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, share))
     plan = plan._replace(whole=plan.whole or whole or variable_bytes is not None)
-    chunks = chunks_of(sizes, plan, ready_order(columns))
+    chunks = chunks_of(sizes, plan, ready_order(call.rows))
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
     # In op names a chunk is called after its variable, a packed one after its first.
@@ -111,32 +101,30 @@ def lay_out(
     for chunk, name in zip(scheduled(chunks, plan, variable_bytes), op_names(variables)):
         named.append(chunk._replace(name=name))
 
-    # A sum of sums comes too late for the pass, an edge needs a chunk between two others, and
-    # gradients that are not packed travel in the order of their variables.
-    are_direct = [len(reductions(chunk.schedule)) == 1 for chunk in named]
-    has_between = plan.chunk_bytes > 0 and len(named) > 2
-    may_have_edges = strategy.edges and call.hosts == 1 and has_between
-    has_edges = may_have_edges and any(are_direct) and takes_edges(columns, call.devices)
-    return Layout(columns, call.devices, call.average, call.cluster, plan, named, has_edges)
+    # An edge needs a chunk between two others. Gradients that are not packed travel in the order of
+    # their variables, and not in that in which the pass makes them.
+    edges = strategy.edges and hosts == 1 and plan.chunk_bytes > 0 and len(named) > 2
+    return Layout(columns, call.devices, call.average, call.cluster, plan, named, edges)
 
 
-def ready_order(columns: Sequence[Column]) -> List[int]:
-    """Return the numbers of N columns, with that at the front whose gradient is ready first.
+def ready_order(rows: Sequence[Sequence[Any]]) -> List[int]:
+    """Return the numbers of N gradients of each tower, with that at the front that is ready first.
 
     It is the one with the shortest chain of ops behind it. Of several the last one comes first,
     because models list their variables in the order of the forward pass. Eager gradients are ready.
     """
-    last_first = list(range(len(columns)))[::-1]
-    end_by_column = {}
+    columns = list(zip(*rows))
+    last_first = range(len(columns))[::-1]
+    end_by_variable = {}
     for n in last_first:
-        for grad in columns[n].present[:1]:
-            if not is_eager(grad):
-                end_by_column[n] = grad.op
+        grad: Any = next((grad for grad in columns[n] if grad is not None), None)
+        if not is_eager(grad):
+            end_by_variable[n] = grad.op
     # Ops are numbered as they were made, behind all that they read. Only in loops is one made
     # earlier, and it goes on to an op that has its number.
-    needed = needed_by(end_by_column.values())
+    needed = needed_by(end_by_variable.values())
     length_by_op: Dict[Any, int] = {}
-    for op in next((end.graph.get_operations() for end in end_by_column.values()), []):
+    for op in next((end.graph.get_operations() for end in end_by_variable.values()), []):
         if op in needed:
             length_by_op[op] = 1 + max((length_by_op.get(src, 0) for src in sources(op)), default=0)
-    return sorted(last_first, key=lambda n: length_by_op.get(end_by_column.get(n), 0))
+    return sorted(last_first, key=lambda n: length_by_op.get(end_by_variable.get(n), 0))

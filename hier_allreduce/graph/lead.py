@@ -32,23 +32,23 @@ since the first sum needs it. An exception is what only later gradients need, su
 early layer. It has one number, and only an op between two numbers above 0 waits.
 
 A ``session.run`` that fetches gradients before they are reduced also runs the sums for which these
-wait, and it then needs the inputs of all towers.
+wait, and it then needs the inputs of all towers. A session that has run since the pass was built
+does not see the edges: TensorFlow logs so.
 """
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, defaultdict
 from itertools import accumulate
 from typing import Any, DefaultDict, Dict, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
-from ..compat import add_control_edge, is_of_function, orders_effects, tf1
+from ..compat import add_control_edge, orders_effects, tf1
 from ..graphs import needed_by, sources
-from ..planning.chunks import Chunk
-from .columns import Column
-from .devices import any_on_gpu
+from ..planning.plan import reductions
+from .devices import types_of
+from .layout import Layout
 
 # The launching thread may be ahead of a sum by this part of a backward pass's ops. A smaller part
 # would also stop a thread that is barely ahead.
@@ -57,55 +57,29 @@ DISTANCE = 0.5
 # A sum of two towers waits for one copy only, and edges then cost more than they gain.
 FEWEST_TOWERS = 3
 REFERENCE_VARIABLES = ("Variable", "VariableV2")
-SESSION = tf1.Session.__mro__[1]  # interactive sessions have this class too
 
 Edge = Tuple[str, str]  # the op of a sum, and the one that waits for it
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk
 
 
-def takes_edges(columns: Sequence[Column], devices: Sequence[Any]) -> bool:
-    """Return whether the backward passes of K towers of one host can wait for sums.
-
-    Graphs that a session may know are left alone, because it does not follow edges that it has not
-    seen; and those with reference variables, or in which autograph orders effects. An op in a loop
-    or a branch cannot wait for one outside. In a function, those of TensorFlow 1 also get their own
-    order of effects.
-    """
-    if len(devices) < FEWEST_TOWERS or not any_on_gpu(devices) or tf.executing_eagerly():
-        return False
-    graph = tf1.get_default_graph()
-    if graph._get_control_flow_context() is not None:
-        return False
-    # A function can also reduce eager tensors, or those of a graph around it.
-    for column in columns:
-        if any(getattr(grad, "graph", None) is not graph for grad in column.present):
-            return False
-    if is_of_function(graph):
-        return not any(op._get_control_flow_context() for op in graph.get_operations())
-    if orders_effects(graph):
-        return False
-    # An update may overwrite a reference variable before an op that waits has read it.
-    has_references = any(op.type in REFERENCE_VARIABLES for op in needed_by(_ends_of(columns)))
-    return not has_references and not may_have_session(graph)
-
-
-def limit_lead(
-    columns: Sequence[Column], chunks: Sequence[Chunk], totals: Sequence[Any]
-) -> List[Edge]:
+def limit_lead(grads: Sequence[Sequence[Any]], layout: Layout, totals: Sequence[Any]) -> List[Edge]:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
 
-    Results do not change.
-
-    Args:
-        columns: N columns of gradients.
-        chunks: C chunks, in the order in which they become ready.
-        totals: C complete sums, on the roots of the chunks.
-
-    Returns:
-        The edges.
+    ``grads`` are K×N gradients, and ``totals`` C complete sums, on the roots of the chunks. Results
+    do not change. Return the edges; there are none in a graph that cannot take any.
     """
-    ends = _ends_of(columns)
-    index_by_op = _first_sums(ends, totals)
+    if not layout.edges or not _takes_edges(layout.devices):
+        return []
+    present = [grad for row in grads for grad in row if grad is not None]
+    # A function can also reduce eager tensors, or those of a graph around it.
+    if {getattr(grad, "graph", None) for grad in present} != {tf1.get_default_graph()}:
+        return []
+    ends = {grad.op for grad in present}
+    of_pass = needed_by(ends)
+    # An update may overwrite a reference variable before an op that waits has read it.
+    if any(op.type in REFERENCE_VARIABLES for op in of_pass):
+        return []
+    index_by_op = _first_sums(of_pass, totals)
     starts = _starts(index_by_op, ends)
 
     # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
@@ -116,9 +90,10 @@ def limit_lead(
     # The first ops that are too far ahead of a sum wait for it, on the sum's tower. All later ops
     # come behind them.
     edges: List[Edge] = []
-    for chunk, total, done_so_far in zip(chunks, totals, done):
-        grad = columns[chunk.first].grads[chunk.root]
-        if grad is not None:
+    for chunk, total, done_so_far in zip(layout.chunks, totals, done):
+        grad = grads[chunk.root][chunk.first]
+        # A sum of sums comes too late for the pass.
+        if grad is not None and len(reductions(chunk.schedule)) == 1:
             starts_there = starts[grad.device]
             allowed = done_so_far + DISTANCE * done[-1]
             too_far = [later for later in starts_there if done[later] > allowed]
@@ -128,29 +103,30 @@ def limit_lead(
     return edges
 
 
-def _first_sums(ends: Set[Any], totals: Sequence[Any]) -> Dict[Any, int]:
+def _takes_edges(devices: Sequence[Any]) -> bool:
+    """Return whether the current graph lets backward passes of K towers wait for sums.
+
+    An op in a loop or a branch cannot wait for one outside. Where TensorFlow orders effects, it
+    orders those in loops and branches of TensorFlow 1 in its own way.
+    """
+    if len(devices) < FEWEST_TOWERS or "GPU" not in types_of(devices) or tf.executing_eagerly():
+        return False
+    graph = tf1.get_default_graph()
+    if graph._get_control_flow_context() is not None:
+        return False
+    has_flow = any(op._get_control_flow_context() for op in graph.get_operations())
+    return not (has_flow and orders_effects(graph))
+
+
+def _first_sums(of_pass: Set[Any], totals: Sequence[Any]) -> Dict[Any, int]:
     """Return the number of the first sum that needs an op, for each op of the passes."""
     # Ops of the all-reduce get no number, because they follow the pass.
-    of_pass = needed_by(ends)
     earlier = _earlier_effects(tf1.get_default_graph())
     index_by_op: Dict[Any, int] = {}
     for index, total in enumerate(totals):
         needed = needed_by([total.op], index_by_op, lambda op: sources(op) + earlier.get(op, []))
         index_by_op.update(dict.fromkeys(needed, index))
     return {op: index for op, index in index_by_op.items() if op in of_pass}
-
-
-def may_have_session(graph: Any) -> bool:
-    """Return whether a session may have seen the ops of a graph, which does not list sessions.
-
-    TensorFlow logs a warning for an edge that the session has not seen, and runs without it.
-    """
-    # The few types come first, because a large model has millions of objects.
-    objects = gc.get_objects()
-    session_types = {cls for cls in set(map(type, objects)) if issubclass(cls, SESSION)}
-    sessions = (candidate for candidate in objects if type(candidate) in session_types)
-    # A session that failed to start has no graph, and a traceback may still hold it.
-    return any(getattr(session, "graph", None) is graph for session in sessions)
 
 
 def _earlier_effects(graph: Any) -> Dict[Any, List[Any]]:
@@ -161,19 +137,11 @@ def _earlier_effects(graph: Any) -> Dict[Any, List[Any]]:
     """
     earlier: Dict[Any, List[Any]] = {}
     last: List[Any] = []
-    for op in graph.get_operations() if is_of_function(graph) else ():
+    for op in graph.get_operations() if orders_effects(graph) else ():
         if op.op_def.is_stateful or any(tensor.dtype == tf.resource for tensor in op.inputs):
             earlier[op] = last
             last = [op]
     return earlier
-
-
-def _ends_of(columns: Sequence[Column]) -> Set[Any]:
-    """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
-    ends: Set[Any] = set()
-    for column in columns:
-        ends.update(grad.op for grad in column.present)
-    return ends
 
 
 def _starts(index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
@@ -182,7 +150,7 @@ def _starts(index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
     # forward pass, in chunk 0, enters none. Sort the ops by chunk, and in a chunk as they were
     # made, because TensorFlow lists the control inputs of an op in an order that differs between
     # processes.
-    gpus = {op.device for op in ends if any_on_gpu([op.device])}
+    gpus = {op.device for op in ends if types_of([op.device]) == {"GPU"}}
     place_by_op = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
     left_by_op: Dict[Any, int] = {}  # the last chunk that it comes from, of each op that enters one
     for op in sorted(index_by_op, key=lambda op: (index_by_op[op], place_by_op[op])):

@@ -24,8 +24,10 @@ def pack(context: Context, tower: int, grads: Sequence[Any]) -> List[Any]:
     tensor_by_range: Dict[Range, Any] = {}
     for grad, ranges in zip(grads, context.ranges):
         if grad is not None:
-            flat = grad if ranges[0].is_whole else _shaped(context, tower, grad, [-1], FLAT)
-            tensor_by_range.update(_split(context, tower, flat, ranges, CUT))
+            # A vector is flat already, and a whole gradient keeps its shape.
+            if not ranges[0].is_whole and grad.shape.ndims != 1:
+                grad = tf.reshape(grad, context.constant(tower, (-1,)), name=FLAT)
+            tensor_by_range.update(_split(context, tower, grad, ranges, CUT))
     chunks = []
     for chunk in context.layout.chunks:
         op_name = f"{chunk.name}/{PACK}"
@@ -43,9 +45,9 @@ def unpack(context: Context, tower: int, chunks: Sequence[Any]) -> List[Any]:
     grads = []
     for ranges, column in zip(context.ranges, context.layout.columns):
         grad = _joined(context, tower, tensor_by_range, ranges, JOINED)
-        # A whole gradient has kept its shape; others were flat.
-        if grad is not None and not ranges[0].is_whole:
-            grad = _shaped(context, tower, grad, column.shape.as_list(), SHAPED)
+        if grad is not None and not ranges[0].is_whole and column.shape.ndims != 1:
+            lengths = context.constant(tower, tuple(column.shape.as_list()))
+            grad = tf.reshape(grad, lengths, name=SHAPED)
         grads.append(grad)
     return grads
 
@@ -77,10 +79,3 @@ def _joined(
     if len(tensors) == 1:
         return tensors[0]
     return tf.concat(tensors, context.constant(tower, 0), name=op_name)
-
-
-def _shaped(context: Context, tower: int, tensor: Any, shape: List[int], op_name: str) -> Any:
-    """Return a tensor in a shape; a vector is one already."""
-    if tensor.shape.ndims == 1 == len(shape):
-        return tensor
-    return tf.reshape(tensor, context.constant(tower, tuple(shape)), name=op_name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -16,12 +16,12 @@ from ..formatting import amount, count
 from ..graphs import memory_of
 from ..planning.chunks import Chunk
 from ..planning.plan import Schedule, reductions, root_of
-from .columns import have_slices_only
-from .devices import all_on_cpu, is_gpu, tower_at
+from .devices import hosts_of, tower_at, types_of
 from .layout import Layout
 from .lead import Edge
 from .op_names import is_of_sum
 
+_INDICES = ".indices"
 _log = logging.getLogger("hier_allreduce")
 
 
@@ -105,60 +105,20 @@ def all_reduces(graph: Optional[Any] = None) -> List[AllReduce]:
     return list(memory_of(tf1.get_default_graph() if graph is None else graph).all_reduces)
 
 
-def _sent_of(
-    layout: Layout, chunk: Chunk, at_root: Any, totals: Sequence[Any]
-) -> Iterator[SentTensor]:
-    """Yield the tensors of a chunk: values and indices of slices travel as two.
-
-    ``at_root`` is what its root adds to the sum; ``totals`` are K sums.
-    """
-    columns = [layout.columns[span.gradient] for span in chunk.ranges]
-    holders: Set[int] = set()
-    for column in columns:
-        holders.update(tower for tower, grad in enumerate(column.grads) if grad is not None)
-    # TensorFlow drops zeros from a sum. Where all other towers have them, the root's tensor is
-    # copied as it is.
-    is_copied = not reductions(chunk.schedule) or holders <= {chunk.root}
-    is_sparse = isinstance(at_root, tf.IndexedSlices)
-    arrived = {tower: total for tower, total in enumerate(totals) if total is not None}
-    for ending, tensor in _parts(at_root).items():
-        held = {tower: _parts(total)[ending].name for tower, total in arrived.items()}
-        is_index = ending == ".indices"
-        shape = tensor.shape
-        # The sum may have the slices of all towers, and not only those of the root.
-        if is_sparse:
-            rest = [] if is_index else columns[0].shape[1:]
-            shape = tf.TensorShape([columns[0].size.elements]).concatenate(rest)
-        yield SentTensor(
-            name=chunk.name + ending,
-            variables=tuple(column.name for column in columns),
-            schedule=chunk.schedule,
-            elements=shape.num_elements(),
-            dtype=tensor.dtype.name if is_index else columns[0].wire,
-            is_sparse=is_sparse,
-            copied=str(tensor.op.name) if is_copied and not is_eager(tensor) else "",
-            held=held,
-        )
-
-
 def record(
-    scope: str,
     layout: Layout,
+    scope: str,
     packed: Sequence[Sequence[Any]],
     moved: Sequence[Sequence[Any]],
-    edges: Optional[Sequence[Edge]],
+    edges: Sequence[Edge],
 ) -> None:
     """Record a collective for :func:`all_reduces`, but not eager ops; log a line about its sums.
 
     ``packed`` has K rows of the C chunks that are moved; ``moved`` is C×K, None where a schedule
-    brings nothing. ``edges`` are None where no pass can wait.
+    brings nothing.
     """
-    has_sums = any(reductions(chunk.schedule) for chunk in layout.chunks)
     description = describe(layout, edges)
-    if tf.executing_eagerly():
-        # Each step is a call, and may have other numbers of slices.
-        description, _, _ = description.partition(";")
-    if has_sums:
+    if any(reductions(chunk.schedule) for chunk in layout.chunks):
         log_once(description)
     if tf.executing_eagerly():
         return
@@ -169,53 +129,72 @@ def record(
         scope=scope,
         algorithm=layout.plan.algorithm,
         devices=layout.devices,
-        hosts=layout.hosts,
+        hosts=hosts_of(layout.cluster),
         tensors=tuple(sent),
         description=description,
-        edges=tuple(edges or ()),
+        edges=tuple(edges),
     )
     memory_of(tf1.get_default_graph()).all_reduces.append(built)
+
+
+def describe(layout: Layout, edges: Sequence[Edge]) -> str:
+    """Return a line about an all-reduce, or a part of one.
+
+    ::
+
+        8 towers on GPUs: flat_hierarchical, 41 chunks in float32; 52 control edges
+    """
+    # The line has what the user can change: devices, algorithm, chunks, dtypes.
+    towers = count(len(layout.devices), "tower")
+    types = types_of(layout.devices)
+    if types == {"CPU"}:
+        towers += " on CPU devices"
+    elif types == {"GPU"}:
+        towers += " on GPUs"
+    chunks = count(len(layout.chunks), "chunk")
+    wires = [layout.columns[chunk.first].wire for chunk in layout.chunks]
+    dtypes = ", ".join(dict.fromkeys(wires))
+    held = count(len(edges), "control edge")
+    return f"{towers}: {layout.plan.algorithm}, {chunks} in {dtypes}; {held}"
+
+
+def _sent_of(
+    layout: Layout, chunk: Chunk, at_root: Any, totals: Sequence[Any]
+) -> Iterator[SentTensor]:
+    """Yield the tensors of a chunk: values and indices of slices travel as two.
+
+    ``at_root`` is what its root adds to the sum; ``totals`` are K sums.
+    """
+    columns = [layout.columns[span.gradient] for span in chunk.ranges]
+    # TensorFlow drops zeros from a sum. Where all other towers have them, the root's tensor is
+    # copied as it is.
+    is_alone = all({*column.towers} <= {chunk.root} for column in columns)
+    is_copied = is_alone or not reductions(chunk.schedule)
+    arrived = {tower: total for tower, total in enumerate(totals) if total is not None}
+    for ending, tensor in _parts(at_root).items():
+        is_index = ending == _INDICES
+        shape = tensor.shape
+        # The sum may have the slices of all towers, and not only those of the root.
+        if ending:
+            rest = [] if is_index else columns[0].shape[1:]
+            shape = tf.TensorShape([columns[0].size.elements]).concatenate(rest)
+        yield SentTensor(
+            name=chunk.name + ending,
+            variables=tuple(column.name for column in columns),
+            schedule=chunk.schedule,
+            elements=shape.num_elements(),
+            dtype=tensor.dtype.name if is_index else columns[0].wire,
+            is_sparse=bool(ending),
+            copied=str(tensor.op.name) if is_copied and not is_eager(tensor) else "",
+            held={tower: _parts(total)[ending].name for tower, total in arrived.items()},
+        )
 
 
 def _parts(chunk: Any) -> Dict[str, Any]:
     """Return the tensors of a chunk by the ends of their names: of slices, values and indices."""
     if isinstance(chunk, tf.IndexedSlices):
-        return {".values": chunk.values, ".indices": chunk.indices}
+        return {".values": chunk.values, _INDICES: chunk.indices}
     return {"": chunk}
-
-
-def describe(layout: Layout, edges: Optional[Sequence[Edge]]) -> str:
-    """Return a line about an all-reduce, or a part of one.
-
-    ::
-
-        8 towers on GPUs: flat_hierarchical, 41 chunks; 102.2 MB in float32; 52 control edges
-    """
-    # The line has what the user can change: devices, algorithm, chunks, dtypes.
-    towers = count(len(layout.devices), "tower")
-    if all_on_cpu(layout.devices):
-        towers += " on CPU devices"
-    elif all(map(is_gpu, layout.devices)):
-        towers += " on GPUs"
-    parts = [f"{towers}: {layout.plan.algorithm}, {count(len(layout.chunks), 'chunk')}"]
-
-    columns = [layout.column_of(chunk) for chunk in layout.chunks]
-    at_most = "≤ " if any(column.is_sparse for column in columns) else ""
-    size = at_most + amount(sum(column.size.bytes for column in layout.columns))
-    unknown = sum(column.size.elements is None for column in columns)
-    if unknown:
-        size += f" and {count(unknown, 'tensor')} of unknown size"
-    dtypes = ", ".join(dict.fromkeys(column.wire for column in columns))
-    parts.append(f"{size} in {dtypes}")
-
-    sparse = [column for column in layout.columns if have_slices_only(column.present)]
-    made_dense = len(sparse) - sum(column.is_sparse for column in sparse)
-    if made_dense:
-        parts.append(f"{count(made_dense, 'sparse gradient')} made dense")
-    if edges is not None:
-        held = count(len(edges), "control edge")
-        parts.append(held if edges else "no edges: all gradients are ready together")
-    return "; ".join(parts)
 
 
 @lru_cache(maxsize=None)

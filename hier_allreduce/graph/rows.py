@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from ..compat import is_resource, tf1
 from ..errors import ClusterError, HierAllreduceError
 from ..formatting import count, shown, warn
 from .columns import static_shape
-from .devices import devices_match, is_list, tower_at
+from .devices import devices_match, tower_at
 from .names import name_of, where
 
 VAR_LIST_ADVICE = (
@@ -47,10 +47,6 @@ def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
     if len(rows) != len(devices):
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
         raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device")
-    for tower, row in enumerate(rows):
-        if not is_list(row):
-            fault = f"its row is one {type(row).__name__}; {shape}"
-            raise HierAllreduceError(f"{where(tower, devices)}: {fault}")
     # Rows are read once and kept, because they may be iterators.
     full = tuple(map(tuple, rows))
     if len(set(map(len, full))) > 1:
@@ -88,21 +84,17 @@ def checked_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Rows:
                     f"{where(tower, devices, variable)}: expected a (gradient, variable) pair, not"
                     f" {shown(pair)}; allreduce_grads takes gradients alone"
                 )
-            pairs.append((_of_variable(*pair), pair[1]))
+            grad, var = pair
+            # TensorFlow's updates of slices ignore dense_shape, so some programs write any. Slices
+            # that tell another height than their variable's get its shape.
+            is_sparse = isinstance(grad, tf.IndexedSlices)
+            if is_sparse and not static_shape(grad)[:1].is_compatible_with(var.shape[:1]):
+                shape = np.array(var.shape.as_list())
+                grad = tf.IndexedSlices(grad.values, grad.indices, shape)
+            pairs.append((grad, var))
         checked.append(tuple(pairs))
     _check_homes([variables_in(row) for row in checked], devices)
     return tuple(checked)
-
-
-def _of_variable(grad: Any, var: Any) -> Any:
-    """Return a gradient, whose slices get their variable's shape if they tell another height.
-
-    TensorFlow's updates of slices ignore ``dense_shape``, so some programs write any.
-    """
-    is_sparse = isinstance(grad, tf.IndexedSlices) and grad.dense_shape is not None
-    if not is_sparse or static_shape(grad)[:1].is_compatible_with(var.shape[:1]):
-        return grad
-    return tf.IndexedSlices(grad.values, grad.indices, np.array(var.shape.as_list()))
 
 
 def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
@@ -110,23 +102,24 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
     # A device function tells nothing.
     named = [device if isinstance(device, str) else "" for device in devices]
 
-    # A variable's home is the tower on whose device it is. The row's tower comes first, because
-    # several towers may share a device, and it is the home if no device tells another one.
-    homes: List[List[int]] = []  # K × N
+    # Note which variables of a tower are on the device of another one, its home. Several towers
+    # may share a device.
+    homes: List[Dict[int, int]] = []  # K times the homes of variables
     for tower, row in enumerate(rows):
-        homes.append([])
-        for var in row:
+        homes.append({})
+        for variable, var in enumerate(row):
             device = getattr(var, "device", "")
-            home = None if devices_match(device, named[tower]) else tower_at(device, named)
-            homes[tower].append(tower if home is None else home)
+            home = tower_at(device, named)
+            if home is not None and not devices_match(device, named[tower]):
+                homes[tower][variable] = home
 
     # A variable on another tower's device is right if all of that tower's own variables are there,
     # too. If some are not, the rows are swapped.
-    mixed = {tower for tower, row in enumerate(homes) if set(row) != {tower}}
     ids = [set(map(id, row)) for row in rows]
     for tower, row in enumerate(rows):
-        for variable, (var, home) in enumerate(zip(row, homes[tower])):
-            if home != tower and home in mixed and id(var) not in ids[home]:
+        for variable, home in homes[tower].items():
+            var = row[variable]
+            if homes[home] and id(var) not in ids[home]:
                 place = where(tower, devices, variable, name_of(var))
                 raise HierAllreduceError(
                     f"{place}: the variable is on {var.device}, tower {home}'s device; give one row"

@@ -19,19 +19,13 @@ class SixteenBitSum(Sum):
 
     Each sum is formed in float32, and rounded before it is sent. A mean travels as the running mean
     of the contributions so far. So it overflows nowhere if the gradients do not, and small
-    gradients do not vanish. docs/how-it-works.md has the error bound. ``wire`` is the 16-bit dtype,
-    and ``dtype`` that of the gradients.
+    gradients do not vanish. docs/how-it-works.md has the error bound. ``wire`` is the 16-bit dtype.
     """
 
-    def __init__(self, name: str, context: Context, wire: str, dtype: str):
+    def __init__(self, name: str, context: Context, wire: str):
         super().__init__(name, context)
         self._wire = wire
-        self._dtype = dtype
         self._contributions = [1] * len(self.devices)  # in each tower's sum so far
-
-    def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
-        wide = self.terms(move, here, received)
-        return self.add(wide, [move.dst] * len(wide), move.dst)
 
     def terms(self, move: Reduce, here: Any, received: List[Any]) -> List[Any]:
         # Narrow each sum on the tower that sends it, because 16 bits shall cross.
@@ -57,8 +51,8 @@ class SixteenBitSum(Sum):
             wide = self._wide(total, weight)
         return self.over_hosts(root, self._narrowed(root, wide))
 
-    def as_result(self, tower: int, tensor: Any) -> Any:
-        return tf.cast(tensor, self._dtype, name=f"{self.name}/widened")
+    def as_result(self, own: Any, total: Any) -> Any:
+        return tf.cast(total, own.dtype, name=f"{self.name}/widened")
 
     def _wide(self, tensor: Any, weight: float) -> Any:
         """Return a tensor in float32.

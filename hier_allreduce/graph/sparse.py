@@ -10,14 +10,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 
 from ..compat import tf1
 from ..planning.plan import Copy, Reduce
 from .columns import Column, dtype_of, static_shape
-from .devices import any_on_gpu
+from .devices import types_of
 from .op_names import COPY, GATHER, SUM
 from .sixteen_bit import NARROW_DTYPES
 from .sums import Context, Sum
@@ -31,9 +31,8 @@ class SliceSum(Sum):
     of ``sum_of_values``.
     """
 
-    def __init__(self, name: str, context: Context, column: Column, sum_of_values: Sum):
+    def __init__(self, name: str, context: Context, sum_of_values: Sum):
         super().__init__(name, context)
-        self._column = column
         self._sum_of_values = sum_of_values
 
     def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
@@ -60,14 +59,9 @@ class SliceSum(Sum):
             indices = tf.identity(slices.indices, name=f"{self.name}.indices/{COPY}")
         return tf.IndexedSlices(self._sum_of_values.copy(move, slices.values), indices)
 
-    def as_result(self, tower: int, slices: Any) -> Any:
-        # A tower without a dense_shape gets another tower's, because all have one variable.
-        for grad in (self._column.grads[tower], *self._column.grads):
-            shape = getattr(grad, "dense_shape", None)
-            if shape is not None:
-                break
-        values = self._sum_of_values.as_result(tower, slices.values)
-        return tf.IndexedSlices(values, slices.indices, shape)
+    def as_result(self, own: Any, total: Any) -> Any:
+        values = self._sum_of_values.as_result(own.values, total.values)
+        return tf.IndexedSlices(values, total.indices, own.dense_shape)
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
@@ -79,37 +73,38 @@ def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
     return joined
 
 
-def gradient_of(column: Column, tower: int, devices: Sequence[Any]) -> Any:
+def gradient_of(column: Column, grads: Sequence[Any], tower: int, devices: Sequence[Any]) -> Any:
     """Return a tower's gradient of a column as it travels; called under the tower's device.
 
     Slices of a column that is dense on some tower are made dense. None becomes zeros, or no slices,
-    and stays None where no tower has a gradient.
+    and stays None where no tower has a gradient. ``grads`` are those of K towers.
     """
-    grad = column.grads[tower]
-    if grad is None:
-        return _nothing(column, devices) if column.dtype else None
+    grad = grads[tower]
+    if grad is None and column.towers:
+        grad = _nothing(column, grads, devices)
+    if column.is_sparse:
+        # A tower without a dense_shape gets another tower's, because all have one variable.
+        shapes = [slices.dense_shape for slices in (grad, *grads) if slices is not None]
+        shape = next((shape for shape in shapes if shape is not None), None)
+        # GPUs get indices in int64, because TensorFlow has int32 in host memory.
+        is_on_gpu = "GPU" in types_of(devices)
+        indices = tf.cast(grad.indices, tf.int64) if is_on_gpu else grad.indices
+        return tf.IndexedSlices(grad.values, indices, shape)
+    return made_dense(grad, column.shape)
+
+
+def made_dense(grad: Any, shape: Optional[tf.TensorShape] = None) -> Any:
+    """Return the dense gradient of ``tf.IndexedSlices`` with a ``dense_shape``; others as it is.
+
+    Slices without one have the ``shape``, if that is given.
+    """
     if not isinstance(grad, tf.IndexedSlices):
         return grad
-    if column.is_sparse:
-        return tf.IndexedSlices(grad.values, _on_gpus(grad.indices, devices), grad.dense_shape)
     # Its shape when the training step runs is that of the slices' tower, so that sums can check it.
-    return _dense(grad, column.shape if grad.dense_shape is None else static_shape(grad))
-
-
-def _on_gpus(indices: Any, devices: Sequence[Any]) -> Any:
-    """Return indices in int64 for GPUs, where TensorFlow has int32 in host memory."""
-    return tf.cast(indices, tf.int64) if any_on_gpu(devices) else indices
-
-
-def made_dense(grad: Any) -> Any:
-    """Return the dense gradient of ``tf.IndexedSlices`` with a ``dense_shape``; others as it is."""
-    if not isinstance(grad, tf.IndexedSlices) or grad.dense_shape is None:
+    if grad.dense_shape is not None:
+        shape = static_shape(grad)
+    if shape is None:
         return grad
-    return _dense(grad, static_shape(grad))
-
-
-def _dense(grad: Any, shape: tf.TensorShape) -> Any:
-    """Return the dense gradient of ``tf.IndexedSlices``, in a shape whose height may be unknown."""
     # Slices of equal indices are added here, and a sum of 16 bits is formed in float32 everywhere.
     values = grad.values
     if dtype_of(grad) in NARROW_DTYPES:
@@ -122,10 +117,9 @@ def _dense(grad: Any, shape: tf.TensorShape) -> Any:
     return dense
 
 
-def _nothing(column: Column, devices: Sequence[Any]) -> Any:
+def _nothing(column: Column, grads: Sequence[Any], devices: Sequence[Any]) -> Any:
     """Return zeros, or no slices, in the shape of the first tower's gradient that there is."""
-    home = next(tower for tower, grad in enumerate(column.grads) if grad is not None)
-    present = column.grads[home]
+    home = column.towers[0]
     shape: Any = column.shape
     if column.is_sparse:
         shape = tf.TensorShape([0]).concatenate(column.shape[1:])
@@ -133,11 +127,10 @@ def _nothing(column: Column, devices: Sequence[Any]) -> Any:
         # The shape is taken on that tower's device, so that only a shape is copied from there.
         with tf1.device(devices[home]):
             if column.is_sparse:
-                shape = tf.concat([[0], tf.shape(present.values)[1:]], 0)
+                shape = tf.concat([[0], tf.shape(grads[home].values)[1:]], 0)
             else:
-                shape = tf.shape(gradient_of(column, home, devices))
+                shape = tf.shape(gradient_of(column, grads, home, devices))
     zeros = tf.zeros(shape, column.dtype)
-    if column.is_sparse:
-        indices = tf.zeros([0], present.indices.dtype)
-        return tf.IndexedSlices(zeros, _on_gpus(indices, devices))
-    return zeros
+    if not column.is_sparse:
+        return zeros
+    return tf.IndexedSlices(zeros, tf.zeros([0], grads[home].indices.dtype))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ..compat import hidden, tf1
 from ..planning.chunks import Range
 from ..planning.plan import Copy, Reduce
-from .devices import all_on_cpu
+from .devices import hosts_of, types_of
 from .layout import Layout
 from .op_names import ACROSS, COLUMN, COPY, MEAN, SUM
 
@@ -23,8 +23,9 @@ class Context:
     def __init__(self, layout: Layout):
         self.layout = layout
         self.devices = layout.devices
-        self.contributions = len(layout.devices) * layout.hosts  # the gradients in each sum
-        self.hides_sums = not tf.executing_eagerly() and all_on_cpu(layout.devices)
+        # The gradients in each sum.
+        self.contributions = len(layout.devices) * hosts_of(layout.cluster)
+        self.hides_sums = not tf.executing_eagerly() and types_of(layout.devices) == {"CPU"}
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
         self.ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
         for span in sorted(chain(*(chunk.ranges for chunk in layout.chunks))):
@@ -60,8 +61,7 @@ class Sum:
         self.devices = context.devices
 
     def reduce(self, move: Reduce, here: Any, received: List[Any]) -> Any:
-        terms = self.terms(move, here, received)
-        return self.add(terms, (move.dst, *move.srcs), move.dst)
+        return self.add(self.terms(move, here, received), move.dst)
 
     def terms(self, move: Reduce, here: Any, received: List[Any]) -> List[Any]:
         """Return what a step adds up: the tensors of its destination and of its sources."""
@@ -88,36 +88,33 @@ class Sum:
         with tf1.device(self.devices[move.dst]):
             return tf.identity(tensor, name=f"{self.name}/{COPY}")
 
-    def as_result(self, tower: int, tensor: Any) -> Any:
-        """Return a reduced tensor as the result; called under the tower's device."""
-        return tensor
+    def as_result(self, own: Any, total: Any) -> Any:
+        """Return a sum as the result of a tower that gave ``own``; called under its device."""
+        return total
 
-    def add(self, terms: Sequence[Any], towers: Sequence[int], dst: int) -> Any:
-        """Return the sum of two tensors or more, one of each of ``towers``, on tower ``dst``."""
+    def add(self, terms: Sequence[Any], dst: int) -> Any:
+        """Return the sum of two tensors or more on a tower."""
+        name = f"{self.name}/{SUM}"
         shape = terms[0].shape
         are_known = all(term.shape.is_fully_defined() for term in terms)
-        size = terms[0].dtype.size * shape.num_elements() if are_known else 0
-        if len(terms) > 2 and size >= LEAST_HIDDEN and self.context.hides_sums:
-            # Grappler's memory optimizer replaces an add_n of more than two inputs, one of which is
-            # made on the same device, by one pass over memory for each input. On CPU devices this
-            # takes twice the time. It does so only where it knows the shape of the inputs, and so a
-            # reshape to columns of unknown height hides it. The reshape copies nothing. GPUs, and
-            # small tensors, would pay more for the further ops.
-            upright = []
-            for term, tower in zip(terms, towers):
-                height = self.context.constant(tower, (-1, 1), is_hidden=True)
-                with tf1.device(self.devices[tower]):
-                    upright.append(tf.reshape(term, height, name=f"{self.name}/{COLUMN}"))
-            lengths = self.context.constant(dst, tuple(shape.as_list()))
-            with tf1.device(self.devices[dst]):
-                total = tf.add_n(upright, name=f"{self.name}/{SUM}")
-                return tf.reshape(total, lengths, name=f"{self.name}/{SUM}")
         with tf1.device(self.devices[dst]):
-            if are_known and len(terms) == 2:
-                return tf.add(*terms, name=f"{self.name}/{SUM}")
             # Shapes may turn out to differ when the training step runs. Then add would broadcast
             # them, and add_n raises an error.
-            total = tf.add_n(terms, name=f"{self.name}/{SUM}")
+            if are_known and len(terms) == 2:
+                return tf.add(*terms, name=name)
+            size = terms[0].dtype.size * shape.num_elements() if are_known else 0
+            if not self.context.hides_sums or size < LEAST_HIDDEN:
+                total = tf.add_n(terms, name=name)
+            else:
+                # Grappler's memory optimizer replaces an add_n of more than two inputs, one of
+                # which is made on the same device, by one pass over memory for each input. On CPU
+                # devices this takes twice the time. It does so only where it knows the shape of the
+                # inputs, and so a reshape to columns of unknown height hides it. The reshape copies
+                # nothing. GPUs, and small tensors, would pay more for the further ops.
+                height = self.context.constant(dst, (-1, 1), is_hidden=True)
+                upright = [tf.reshape(term, height, f"{self.name}/{COLUMN}") for term in terms]
+                lengths = self.context.constant(dst, tuple(shape.as_list()))
+                total = tf.reshape(tf.add_n(upright, name=name), lengths, name=name)
         total.set_shape(shape.merge_with(total.shape))
         return total
 

@@ -117,7 +117,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             count = len(devices)
             if _BATCH % count:
                 log_once(f"{count} replicas: batches: multiples of {count}, for Keras")
-            reduced = all_reduce(checked_layout(call))
+            reduced = all_reduce(call.rows, checked_layout(call))
             # The class of a result is not public. The result of ``broadcast``, which is, has it.
             example = self.broadcast(tf.constant(0.0), pairs[0][1])
             for place, column in zip(places, zip(*reduced)):

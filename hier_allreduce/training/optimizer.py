@@ -151,11 +151,12 @@ class TowerOptimizer:
 
         Raises:
             HierAllreduceError: the rows, or their variables and gradients, do not match the devices
-                or each other; or the optimizer has state of an earlier update that this one cannot
-                use; or the update uses what the gradients of some towers only need, or a variable
-                of another tower than 0 where it is called once; or it writes what some gradients
-                only read, and has no copy; or the transform does not return N gradients, or has
-                state and is called for each tower; or there is no graph to build in.
+                or each other; or an earlier update of the graph has other devices, or state that
+                this one cannot use; or the update uses what the gradients of some towers only
+                need, or a variable of another tower than 0 where it is called once; or it writes
+                what some gradients only read, and has no copy; or the transform does not return N
+                gradients, or has state and is called for each tower; or there is no graph to build
+                in.
             TypeError: from Python: an argument that the optimizer does not have, or lacks.
             ValueError: from TensorFlow: no variable has a gradient, or what is given is of another
                 graph.

@@ -34,14 +34,16 @@ def apply_once(
 ) -> Applied:
     """Call any optimizer on tower 0, with all ``arguments`` of its ``apply_gradients``."""
     hold_owners(optimizer, towers, dict.fromkeys(range(len(towers.columns)), (0,)))
-    grads = towers.transformed(0, reduce(layout, 0))
+    grads = towers.transformed(0, reduce(towers.grads, layout, 0))
     with tf1.device(towers.devices[0]), towers.scope(0):
         ends, added = _called(optimizer, list(zip(grads, towers.variables[0])), arguments)
     return Applied(ends, added, [grads])
 
 
-def apply_sharded(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
-    """Update each variable on its root, by one of the ``KNOWN`` optimizers.
+def apply_sharded(
+    optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]
+) -> Applied:
+    """Update each variable on its root, by one of the ``KNOWN`` optimizers, and count the step.
 
     Roots have about equal bytes of this update.
     """
@@ -49,14 +51,14 @@ def apply_sharded(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
     hold_owners(optimizer, towers, {n: (root,) for n, root in roots.items()})
     # A transform may need all gradients of a tower, such as their norm.
     is_plain = towers.options.transform is None
-    reduced = reduce_scatter(layout) if is_plain else towers.reduce(layout)
+    reduced = reduce_scatter(towers.grads, layout) if is_plain else towers.reduce(layout)
     pairs = []
     for n, on_tower_0 in enumerate(variables[0]):
         # Tower 0 updates what has no root, because a transform may return a gradient for it.
         root = roots.get(n, 0)
         # Slots have its names, because a checkpoint is to be that of one device.
         pairs.append((reduced[root][n], _named_like(on_tower_0, variables[root][n])))
-    ends, added = _called(optimizer, pairs, {})
+    ends, added = _called(optimizer, pairs, arguments)
     return Applied(ends, added, reduced, roots, lambda values: all_gather(values, layout))
 
 

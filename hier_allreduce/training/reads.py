@@ -41,54 +41,66 @@ _WITHOUT_STATE = (*_READS, *_MAKE, "Assert", "Print", "CheckNumerics", "TensorAr
 Uses = Mapping[Any, Sequence[Any]]  # ops, by the op that makes the variable
 
 
-class Reads:
-    """The reads of variables that K×N gradients need, in the graph that is being built."""
+class Step:
+    """A step that is being built: what its gradients read, and its update uses and writes.
 
-    def __init__(self, grads: Sequence[Sequence[Any]]):
-        self._graph = tf1.get_default_graph()
+    Args:
+        grads: K×N gradients, and what else the update is computed from.
+        added: the ops of the update.
+        ends: the last of them, or their tensors.
+
+    Attributes:
+        uses: the update's ops that use a variable.
+        first: those that take it where it is made.
+        writers: those that may write it.
+    """
+
+    def __init__(self, grads: Sequence[Sequence[Any]], added: Set[Any], ends: Sequence[Any]):
+        graph = tf1.get_default_graph()
+        self._here = graph._get_control_flow_context()
         # A gradient of an outer graph needs no edge, because a function's ops run after it.
-        ends = chain(*map(ops_of_gradients, grads))
-        self._ends = [op for op in ends if op.graph is self._graph]
-        self._uses = uses_by_variable(needed_by(self._ends))
+        ops = chain(*map(ops_of_gradients, grads))
+        self._grads = [op for op in ops if op.graph is graph]
+        self._reads = uses_by_variable(needed_by(self._grads))
+        self.first = first_uses(added)
+        self._ends = ends
+        self.uses = uses_by_variable(added)
+        self.writers = writers_by_variable(self.uses)
 
-    def of(self, var: Any) -> List[Any]:
+    def reads_of(self, var: Any) -> List[Any]:
         """Return the ops after which the gradients do not need the value of ``var`` any more."""
-        here = self._graph._get_control_flow_context()
-        reads = [op for op in self._uses.get(var.op, ()) if op.type not in _WITHOUT_VALUE]
-        may_lead_here = (None, here)
+        reads = [op for op in self._reads.get(var.op, ()) if op.type not in _WITHOUT_VALUE]
+        may_lead_here = (None, self._here)
         # The gradients stand for reads in a loop or branch, because no edge may lead out of it.
         inside = (op._get_control_flow_context() not in may_lead_here for op in reads)
         if any(inside) or any(op.type in _TAKEN_APART for op in reads):
-            reads += self._ends
-        reads = [op for op in reads if op._get_control_flow_context() in may_lead_here]
-        return list(dict.fromkeys(reads))
+            reads += self._grads
+        return list({op for op in reads if op._get_control_flow_context() in may_lead_here})
 
-    def hold_writes(self, var: Any, first: Uses, writers: Sequence[Any]) -> None:
-        """Let the ``writers`` of an update wait for the reads of ``var``.
-
-        So the ``first`` ops wait that take its handle, because each leads to all writes in what it
-        enters.
-        """
-        reads = self.of(var)
+    def hold_writes(self, var: Any) -> None:
+        """Let the writes of ``var`` wait for its reads."""
+        reads = self.reads_of(var)
         outside = [op for op in reads if op._get_control_flow_context() is None]
-        wait(filter(may_write, first.get(var.op, ())), outside)
+        # Ops that take the handle wait, because each leads to all writes in what it enters.
+        wait(filter(may_write, self.first.get(var.op, ())), outside)
         # Reads in the branch that is being built hold only the writes in the same branch.
-        here = self._graph._get_control_flow_context()
         inside = [op for op in reads if op not in outside]
-        wait([op for op in writers if op._get_control_flow_context() is here], inside)
+        writers = self.writers.get(var.op, ())
+        wait([op for op in writers if op._get_control_flow_context() is self._here], inside)
 
+    def new_value(self, var: Any, device: Any) -> Any:
+        """Return the value of ``var``, read on a device once the update has written it.
 
-def new_value(var: Any, device: Any, writers: Sequence[Any], ends: Sequence[Any]) -> Any:
-    """Return the value of ``var``, read on a device once the ``writers`` of an update have run.
-
-    Where a loop, a branch or a function may write it, nobody can tell which of the ops is the last
-    to do so: then the value comes after the update's ``ends``, which come after all its writes.
-    """
-    here = tf1.get_default_graph()._get_control_flow_context()
-    are_known = (writes(op.type) and op._get_control_flow_context() is here for op in writers)
-    after = writers if writers and all(are_known) else ends
-    with tf.control_dependencies(after), tf1.device(device):
-        return var.read_value()
+        Where a loop, a branch or a function may write it, nobody can tell which of the ops is the
+        last to do so: then the value comes after the update's ends, which come after all its
+        writes.
+        """
+        writers = self.writers.get(var.op, ())
+        here = self._here
+        are_known = (writes(op.type) and op._get_control_flow_context() is here for op in writers)
+        after = writers if writers and all(are_known) else self._ends
+        with tf.control_dependencies(after), tf1.device(device):
+            return var.read_value()
 
 
 def inputs_of(op: Any) -> List[Any]:

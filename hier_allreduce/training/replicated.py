@@ -91,8 +91,10 @@ def with_slices(optimizer: Any, towers: Towers) -> Towers:
     return towers._replace(options=options._replace(strategy=strategy))
 
 
-def apply_replicated(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
-    """Update each tower's variables on its device, by one of the ``KNOWN`` optimizers.
+def apply_replicated(
+    optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]
+) -> Applied:
+    """Update each tower's variables on its device, by ``KNOWN`` optimizers, and count the step.
 
     Raises:
         HierAllreduceError: it has powers of beta already, from an earlier update in this graph.
@@ -121,6 +123,9 @@ def apply_replicated(optimizer: Any, towers: Towers, layout: Layout) -> Applied:
                 ends.append(own.apply_gradients(pairs, name=f"apply_grad_{tower}"))
             owns.append(own)
             state.append(_state_of(own, variables[tower]))
+        # What a tower's transform reads of the step is that before.
+        with tf.control_dependencies(ends):
+            ends += [tf1.assign_add(step, 1).op for step in arguments.values()]
     # What the update prepared, such as the tensor of a rate, is read by summaries.
     prepared = {key: held for key, held in vars(owns[0]).items() if key not in rates}
     vars(optimizer).update(prepared)
@@ -134,8 +139,7 @@ def _rates_of(optimizer: Any) -> Dict[str, Any]:
     # A copy, because what TensorFlow gives of a reference variable is its memory.
     with tf1.device("/cpu:0"):
         for attribute in _RATES:
-            rate = getattr(optimizer, attribute, None)
-            rate = rate() if callable(rate) else rate
+            rate = optimizer._call_if_callable(getattr(optimizer, attribute, None))
             if isinstance(rate, (tf.Variable, tf.Tensor)):
                 rates[attribute] = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(rate))
     return rates

@@ -20,6 +20,7 @@ from ..graph.record import all_reduces
 from ..graphs import needed_by
 from .reads import (
     WITHOUT_BATCH,
+    Step,
     Uses,
     inputs_of,
     ops_of_gradients,
@@ -52,21 +53,18 @@ class Sources:
         read = {source: self._towers_of(ops) for source, ops in self._uses.items()}
         self.read = self._of_some(read)
 
-    def check(
-        self, ends: Sequence[Any], uses: Uses, written: Uses, columns: Sequence[Column]
-    ) -> None:
+    def check(self, ends: Sequence[Any], step: Step, columns: Sequence[Column]) -> None:
         """Check that an update uses nothing that only some towers compute or write.
 
         And that what it writes has copies, if only some towers read it.
 
         Args:
             ends: its last ops, or tensors.
-            uses: its ops that use a variable.
-            written: those that may write one.
+            step: its step.
             columns: variables of which every tower has a copy.
         """
         # What is computed of all towers, such as their mean loss, belongs to none.
-        found = self._found(ends, uses)
+        found = self._found(ends, step.uses)
         towers = self._towers_of(found)
         if towers and len(towers) < len(self._towers.devices):
             raise self._refusal(min(op.name for op in found), towers)
@@ -74,11 +72,11 @@ class Sources:
         trained = {var.op for var in chain(*self._towers.columns)}
         copied = {var.op for var in chain(*columns)}
         writes = writers_by_variable(self._uses)
-        both = self._uses.keys() & uses.keys() - trained
+        both = self._uses.keys() & step.uses.keys() - trained
         for source in sorted(both, key=lambda op: str(op.name)):
             if source in writes:
                 raise self._refusal(source.name, self._towers_of(self._uses[source]))
-            if source in self.read.keys() & written.keys() - copied:
+            if source in self.read.keys() & step.writers.keys() - copied:
                 raise HierAllreduceError(
                     f"{where(min(self.read[source]), self._towers.devices)}: the update writes"
                     f" {source.name!r}, which only this tower's gradients read; nobody can tell"
@@ -89,7 +87,7 @@ class Sources:
         # No update on one device uses another tower's variable, because there is none.
         for column in columns if self._towers.update == "once" else ():
             for tower, var in enumerate(column[1:], 1):
-                if var.op in uses:
+                if var.op in step.uses:
                     raise self._refusal(var.op.name, {tower})
 
     def _of_some(self, towers: Dict[Any, Set[int]]) -> Dict[Any, Set[int]]:

@@ -87,7 +87,7 @@ class Towers(NamedTuple):
 
     def reduce(self, layout: Layout) -> List[Sequence[Any]]:
         """Return K×N reduced gradients, transformed, on their towers."""
-        reduced = all_reduce(layout)
+        reduced = all_reduce(self.grads, layout)
         return [self.transformed(tower, grads) for tower, grads in enumerate(reduced)]
 
     def transformed(self, tower: int, reduced: Sequence[Any]) -> Sequence[Any]:

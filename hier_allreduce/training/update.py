@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from functools import partial
 from itertools import chain
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -26,26 +27,17 @@ from ..compat import forget_colocation, is_resource, outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..formatting import warn
 from ..graph import broadcast
-from ..graph.layout import Layout
 from ..graph.names import where
 from ..graph.rows import VAR_LIST_ADVICE, checked_pairs
 from .equality import flags_of, watch
 from .owned import apply_once, apply_sharded, on_tower_0
-from .reads import (
-    Reads,
-    Uses,
-    first_uses,
-    identity,
-    new_value,
-    ops_of_gradients,
-    uses_by_variable,
-    wait,
-    writers_by_variable,
-)
+from .reads import Step, identity, ops_of_gradients, wait
 from .replicas import by_names, columns_of, kept, names_of
 from .replicated import apply_replicated, why_once, with_slices
 from .sources import Sources
-from .towers import GRADIENTS, Applied, Column, Towers, added_ops
+from .towers import GRADIENTS, Applied, Column, Towers
+
+_APPLY = {"replicated": apply_replicated, "once": apply_once, "sharded": apply_sharded}
 
 
 def checked_towers(towers: Towers) -> Towers:
@@ -162,7 +154,7 @@ def update_towers(
         memory.scopes.update(dict.fromkeys(told_apart, bool(scopes)))
         sources = Sources(type(optimizer).__name__, towers)
         memory.read.update(sources.read)
-        applied = _applied(optimizer, towers, layout, on_tower_0(arguments))
+        applied = _APPLY[update](optimizer, towers, layout, on_tower_0(arguments))
         op = _complete(applied, towers, sources, name)
     # An op of a branch is no step that a program could run.
     if op.graph is outer_graph() and op._get_control_flow_context() is None:
@@ -172,81 +164,60 @@ def update_towers(
     return op
 
 
-def _applied(optimizer: Any, towers: Towers, layout: Layout, arguments: Dict[str, Any]) -> Applied:
-    """Reduce, call the optimizer on the owners of variables, and count the step."""
-    # Once, the optimizer itself counts, as on one device.
-    if towers.update == "once":
-        return apply_once(optimizer, towers, layout, arguments)
-    apply = apply_sharded if towers.update == "sharded" else apply_replicated
-    applied = apply(optimizer, towers, layout)
-    if "global_step" not in arguments:
-        return applied
-    with added_ops() as added, tf.control_dependencies(applied.ends):
-        counted = tf1.assign_add(arguments["global_step"], 1).op
-    return applied._replace(ends=[*applied.ends, counted], added=applied.added | added)
-
-
 def _complete(applied: Applied, towers: Towers, sources: Sources, name: Optional[str]) -> Any:
     """Check what an update used, copy what it wrote, and hold it to the state of the towers."""
-    uses = uses_by_variable(applied.added)
-    writers = writers_by_variable(uses)
+    # Sums read no variable, but a transform may: weight decay does, for one.
+    transformed = applied.reduced if towers.options.transform is not None else ()
+    step = Step([*towers.grads, *transformed], applied.added, applied.ends)
     columns = columns_of()
-    sources.check(applied.ends, uses, writers, columns)
-    written = [column for column in columns if any(var.op in writers for var in column)]
+    sources.check(applied.ends, step, columns)
+    written = [column for column in columns if any(var.op in step.writers for var in column)]
     kept().columns.update(by_names(written))
 
     # Writes wait for the step's reads, and new values go to the towers that did not write them.
-    # Sums read no variable, but a transform may: weight decay does, for one.
-    transformed = applied.reduced if towers.options.transform is not None else ()
-    reads, first = Reads([*towers.grads, *transformed]), first_uses(applied.added)
     for var in chain(*written):
-        reads.hold_writes(var, first, writers.get(var.op, ()))
-    copied = _copies(written, applied, towers, reads, writers)
+        step.hold_writes(var)
+    copied = _copies(written, applied, towers, step)
 
     # The step begins once every tower has a gradient: that data ends does not spoil the towers.
     flags, graph = flags_of(written), tf1.get_default_graph()
     begins = ops_of_gradients(reversed(applied.reduced[0]))
     with tf.control_dependencies([op for op in begins if op.graph is graph][:1]):
         taken = [flag.take() for flag in flags]
-    wait(chain(*first.values()), taken)
+    wait(chain(*step.first.values()), taken)
     watch(towers.columns)
     op = tf.group(*applied.ends, *copied, *taken)
     with tf.control_dependencies([op]):
         return tf.group(op, *(flag.give() for flag in flags), name=name or "train_op")
 
 
-def _copies(
-    written: Sequence[Column], applied: Applied, towers: Towers, reads: Reads, writers: Uses
-) -> List[Any]:
+def _copies(written: Sequence[Column], applied: Applied, towers: Towers, step: Step) -> List[Any]:
     """Return ops that give what some towers wrote to the other ones."""
-    devices, like = towers.devices, towers.options.strategy
+    devices = towers.devices
     gathered = {towers.columns[n][0].op for n in applied.roots}
     of_tower_0 = []
     for column in written:
-        if column[0].op not in gathered and any(var.op not in writers for var in column):
+        if column[0].op not in gathered and any(var.op not in step.writers for var in column):
             of_tower_0.append(column)
     _check_no_references(of_tower_0, devices)
     # What is copied, on which tower each column has its new value, and how that travels.
     ways: List[Tuple[Sequence[Column], Mapping[int, int], Callable[..., Any]]] = [
         (towers.columns, applied.roots, applied.copy),
-        (
-            of_tower_0,
-            dict.fromkeys(range(len(of_tower_0)), 0),
-            lambda values: broadcast(values, devices, like=like),
-        ),
     ]
+    if of_tower_0:
+        down = partial(broadcast, devices=devices, like=towers.options.strategy)
+        ways.append((of_tower_0, dict.fromkeys(range(len(of_tower_0)), 0), down))
     assigned = []
     for columns, owners, copy_of in ways:
         # Each value waits for its own writes only, so that the first copies start early.
         values: List[Any] = [None] * len(columns)
         for n, owner in owners.items():
-            var = columns[n][owner]
-            values[n] = new_value(var, devices[owner], writers.get(var.op, ()), applied.ends)
-        copied = copy_of(values) if owners else []
+            values[n] = step.new_value(columns[n][owner], devices[owner])
+        copied = copy_of(values)
         for n, owner in owners.items():
             others = [tower for tower in range(len(devices)) if tower != owner]
             for tower in others:
                 var = columns[n][tower]
-                with tf1.device(devices[tower]), tf.control_dependencies(reads.of(var)):
+                with tf1.device(devices[tower]), tf.control_dependencies(step.reads_of(var)):
                     assigned.append(var.assign(copied[tower][n], read_value=False))
     return assigned

@@ -480,6 +480,15 @@ def test_a_gradient_on_a_device_of_no_tower_is_an_error(graph):
         audit(traced(result))
 
 
+def test_gradients_on_another_tower_of_shared_devices_are_an_error(graph):
+    """They cross beside the sums that were planned on the same way."""
+    devices = list(map(gpu_or_cpu, (2, 0, 2, 1)))
+    rows = on_towers(devices[1:] + devices[:1], lambda _: [tf1.random_uniform([700])])
+    result = allreduce_grads(rows, devices, strategy=Strategy("tree", wire_dtype="float16"))
+    with pytest.raises(AuditError, match=r"\nnot planned: [1-9].*\n.* of 'random_uniform"):
+        audit(traced(consumed_in_place(result)))
+
+
 @pytest.mark.parametrize("shape", [[64, 64], [4096]])
 def test_a_gradient_that_is_cut_on_another_device_is_an_error(graph, shape):
     rows = on_towers([gpu_or_cpu(9)] * 2, lambda _: [tf1.random_uniform(shape)])

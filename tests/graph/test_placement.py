@@ -263,7 +263,7 @@ def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, h
     rows = [[*row, None] for row in gradients_on(devices, values)]
     sizes = [4 * int(np.prod(shape)) for shape in shapes] + [4]
     layout = checked_layout(checked_call(rows, devices, False, strategy), variable_bytes=sizes)
-    totals = reduce_scatter(layout)
+    totals = reduce_scatter(rows, layout)
     roots = layout.roots()
     assert sorted(roots) == [0, 1, 2, 3, 4]  # the variable without gradients has none
     assert strategy.main is None or set(roots.values()) == {strategy.main}
@@ -294,7 +294,8 @@ def test_one_tower_gets_all_sums(graph, algorithm, tower):
     devices = gpus_or_cpus(5)
     rows = gradients_on(devices, powers_of_two(5, 20, 1500))
     strategy = Strategy(algorithm, chunk_bytes=4096)
-    totals = reduce(checked_layout(checked_call(rows, devices, False, strategy)), tower)
+    layout = checked_layout(checked_call(rows, devices, False, strategy))
+    totals = reduce(rows, layout, tower)
     assert placed([totals]) == [[devices[tower]] * 20]
     for n, total in enumerate(evaluate([totals])[0]):
         np.testing.assert_array_equal(total, np.full([1500], 31 + 5 * n))

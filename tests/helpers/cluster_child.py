@@ -200,6 +200,7 @@ def train(cluster, options, reach):
                 saver.restore(session, options["restore"])
             for op in start if options.get("broadcast", True) else start[1:]:
                 session.run(op)
+            hook.after_create_session(session, None)
             asked = tf1.train.SessionRunArgs([loss, train_op])
             context = tf1.train.SessionRunContext(asked, session)
             hooks = [] if options.get("without_hook") else [hook]

@@ -100,6 +100,20 @@ def test_each_write_waits_for_what_a_transform_reads(graph, update):
 
 
 @UPDATES
+def test_the_step_is_counted_after_the_transforms_of_all_towers_have_read_it(graph, update):
+    towers = losses(rows_read=False)
+    step = tf1.get_variable("step", initializer=0, trainable=False, use_resource=True)
+    slower = lambda grads: [grad * tf.cast(step.read_value(), grad.dtype) for grad in grads]  # noqa: E731
+    optimizer = TowerOptimizer(MAKE["plain"](), gpus_or_cpus(3), update=update, transform=slower)
+    rows = [optimizer.compute_gradients(loss, row) for loss, row in towers]
+    op = optimizer.apply_gradients(rows, global_step=step)
+    users = step.handle.consumers()
+    reads = [user for user in users if "transform" in user.name and user in before(op)]
+    (count,) = [user for user in users if user.type == "AssignAddVariableOp"]
+    assert reads and before(count).issuperset(reads)
+
+
+@UPDATES
 @pytest.mark.parametrize("flow", ["v1", pytest.param("v2", marks=pytest.mark.tf2)])
 @pytest.mark.parametrize("kind", ["cond", "while"])
 def test_nothing_is_overtaken_in_a_branch_or_a_loop(graph, update, kind, flow):

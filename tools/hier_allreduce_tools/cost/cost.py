@@ -59,8 +59,8 @@ class Cost(NamedTuple):
         after = self.last.after
         longest = sorted(after, key=after.__getitem__, reverse=True)
         pieces = [f"{piece} {after[piece]:.1f}" for piece in longest if after[piece] >= _SEEN]
-        clause = f"after the pass {self.step - self.pass_end:.1f} ms"
-        line = f"step {self.step:.1f} ms; {clause}: {', '.join(pieces) or 'nothing'}"
+        line = f"step {self.step:.1f} ms; after the pass {self.step - self.pass_end:.1f} ms"
+        line = f"{line}: {', '.join(pieces)}" if pieces else line
         return f"{line}. {self.remedy}" if self.remedy else line
 
     def __str__(self) -> str:

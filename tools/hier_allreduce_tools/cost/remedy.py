@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median_high, median_low
+from statistics import median
 from typing import List, Sequence, Tuple
 
 from ..text import rounded
@@ -10,15 +10,15 @@ from .step import is_gpu
 from .times import PROCESSOR, TOWERS, Link, TowerTimes
 
 _LEAST_GAIN = 0.03  # of a step, that a remedy must be worth
-_SLOW = 0.5  # of the links' median speed, below which a link is slow
+_SLOW = 0.5  # of the other links' median speed, below which a link is slow
 
 
 def remedy_for(towers: Sequence[TowerTimes], links: Sequence[Link]) -> str:
     """Return the remedy that explains most of a step's waits; empty if none is worth it."""
-    latest = max(towers, key=lambda tower: tower.pass_end)
+    *earlier, latest = sorted(towers, key=lambda tower: tower.pass_end)
     last = max(towers, key=lambda tower: tower.end)
     least = _LEAST_GAIN * last.end
-    lag = latest.pass_end - median_low(tower.pass_end for tower in towers)
+    lag = latest.pass_end - median(tower.pass_end for tower in earlier or [latest])
     # A late pass comes first, because all else waits for it.
     if lag >= least:
         return (
@@ -40,9 +40,9 @@ def remedy_for(towers: Sequence[TowerTimes], links: Sequence[Link]) -> str:
             " fewer variables, fewer ops in an update, or larger chunks help"
         )
         remedies += [(early, of_pass), (late, of_updates)]
-    if links:
-        slowest = min(links, key=lambda link: link.speed)
-        usual = median_high(link.speed for link in links)
+    if len(links) > 2:  # of two links nobody can tell which one is unusual
+        slowest, *others = sorted(links, key=lambda link: link.speed)
+        usual = median(link.speed for link in others)
         src, dst = towers[slowest.src].place, towers[slowest.dst].place
         speeds = f"{rounded(slowest.speed / 1e9)} GB/s, others {rounded(usual / 1e9)} GB/s"
         of_link = (

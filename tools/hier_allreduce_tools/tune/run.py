@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+from tqdm import tqdm
+
 from . import inside
 from .candidates import changes_of
 from .inside.sitecustomize import VARIABLE, MeasuredProgram
@@ -32,6 +34,8 @@ TERM_SECONDS = 5.0  # between SIGTERM and SIGKILL
 LOOK_SECONDS = 0.3  # between two looks at a run
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h has this number
 _LONGEST_LINE = 160  # characters of a log
+# Its thread would make forks unsafe.
+tqdm.monitor_interval = 0
 
 
 class TimeOver(Exception):
@@ -94,8 +98,9 @@ class Runner(NamedTuple):
         log = folder / f"{len(list(folder.glob('*.log'))) + 1}.log"
         offset = self.journal.stat().st_size
         begun = time.monotonic()
-        with self._started(candidate, log) as process:
-            fault, built, times = self._watched(process, offset)
+        bar = tqdm(desc=candidate, total=STEPS, unit="step", leave=False, disable=None)
+        with self._started(candidate, log) as process, bar:
+            fault, built, times = self._watched(process, offset, bar)
         took = time.monotonic() - begun
         step = 0.0
         if fault:
@@ -137,7 +142,9 @@ class Runner(NamedTuple):
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(TERM_SECONDS)
 
-    def _watched(self, process: Any, offset: int) -> Tuple[str, Dict[str, Any], List[float]]:
+    def _watched(
+        self, process: Any, offset: int, bar: Any
+    ) -> Tuple[str, Dict[str, Any], List[float]]:
         """Wait until a run, whose lines come after so many bytes, has enough steps.
 
         Returns:
@@ -150,6 +157,7 @@ class Runner(NamedTuple):
             lines = lines_in(self.journal, offset)
             built, times = training_in(lines)
             steps = len(times)
+            bar.update(min(steps, STEPS) - bar.n)
             # After its last step, too, a program may still fail.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
