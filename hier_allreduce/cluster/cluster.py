@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from threading import TIMEOUT_MAX
 from typing import Any, Optional, Sequence
 
 import tensorflow as tf
@@ -74,7 +75,7 @@ class Cluster:
 
         Raises:
             ClusterError: an invalid or repeated address, a task that is not one of the hosts, or a
-                timeout that is not above 0.
+                timeout that is not above 0, or infinite.
         """
         if len(set(map(split_address, hosts))) < len(hosts):
             raise ClusterError(f"hosts={hosts!r}: each host needs an address of its own")
@@ -82,9 +83,11 @@ class Cluster:
             raise ClusterError(f"task={task!r}: expected the index of one of {len(hosts)} hosts")
         limits = [float(limit) for limit in (timeout, start_timeout, stall_timeout)]
         for limit in limits:
-            # With 0 a healthy host would be said to be gone, and NaN would be waited for for ever.
-            if not limit > 0:
-                raise ClusterError(f"a timeout of {limit} s: expected more than 0")
+            # With 0 a healthy host would be said to be gone, NaN would be waited for for ever, and
+            # the first session would end with Python's error of a longer one.
+            if not 0 < limit < TIMEOUT_MAX:
+                most = f"{TIMEOUT_MAX:.1e}"
+                raise ClusterError(f"a timeout of {limit} s: expected more than 0, below {most}")
         self.hosts = tuple(hosts)
         self.task = int(task)
         self._job = Job(self.hosts, self.task, *limits)

@@ -158,8 +158,8 @@ def test_a_session_before_the_first_all_reduce_compares_weights_too(graph):
 
 
 @pytest.mark.parametrize("name", ["timeout", "start_timeout", "stall_timeout"])
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_no_host_can_keep_a_timeout_of_nothing(name, seconds):
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_host_can_keep_a_timeout_of_nothing_or_for_ever(name, seconds):
     with pytest.raises(ClusterError, match=f"a timeout of {seconds} s: expected more than 0"):
         Cluster(free_addresses(2), 0, **{name: seconds})
 
