@@ -60,10 +60,10 @@ class Audited:
             full.append(first.make_merged_spec(device_fields(device)))
         self._places = places = list(map(full.index, full))
         for tensor in all_reduce.tensors:
-            for move in tensor.schedule:
-                for src in move.srcs:
-                    if places[src] != places[move.dst]:
-                        self.planned[tensor.name, places[src], places[move.dst]] += 1
+            hops = [
+                (places[src], places[move.dst]) for move in tensor.schedule for src in move.srcs
+            ]
+            self.planned.update((tensor.name, src, dst) for src, dst in hops if src != dst)
 
     def place(self, device: str) -> Place:
         """Return the first tower on an executed device; the device itself if there is none."""

@@ -25,6 +25,7 @@ from ..errors import ClusterError
 from ..graphs import memory_of
 from .collectives import fingerprints, has_sum
 from .environment import Job, job_of, split_address
+from .health import HealthCheck
 from .session import ClusterSession, session_config, start_server
 from .shared_ops import SharedOps
 
@@ -168,6 +169,9 @@ class Cluster:
         weights = fingerprints(graph) if compares else {}
         # A process has one server, because its port stays taken until the process ends.
         self._server = self._server or start_server(self._job, config)
+        # A session has a number once all hosts are there: one that has waited in vain, and tries
+        # again, would have another one than the others, which TensorFlow would not bring together.
+        HealthCheck(self._job).wait_for_servers()
         index = next(self._sessions)
         session = ClusterSession(self._server.target, graph, config, self._job, index, weights)
         # Hosts with other settings would build equal graphs, and wait for each other for ever.

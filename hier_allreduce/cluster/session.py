@@ -180,13 +180,12 @@ class ClusterSession(tf1.Session):
     # ---- comparisons -------------------------------------------------------------------------
 
     def begin(self, lines: Sequence[str]) -> None:
-        """Join the other hosts, once all are there, and if all have the same lines.
+        """Join the other hosts, if all have the same lines.
 
         Raises:
             ClusterError: a host is gone, or has other lines; the message names it, and the first
                 difference.
         """
-        self._health.wait_for_servers()
         own = "\n".join(lines).encode()
         # A collective needs equal shapes, so all texts are as long as the longest one.
         longest = self._table([len(own)]).max()

@@ -135,10 +135,10 @@ def _moved(
         rows: Rows = []
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                chunks = []
-                for ops, own, totals in zip(sums, packed[tower], moved):
-                    total = totals[tower]
-                    chunks.append(None if total is None else ops.as_result(own, total))
+                chunks = [
+                    None if totals[tower] is None else ops.as_result(own, totals[tower])
+                    for ops, own, totals in zip(sums, packed[tower], moved)
+                ]
                 rows.append(unpack(context, tower, chunks))
         return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from itertools import chain
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..compat import number_of
@@ -23,16 +24,22 @@ def where(
 
 
 def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -> List[str]:
-    """Return the N names of K×N variables, without the scope that a tower's have in common.
+    """Return the N names of K×N variables, without the scope that a tower's own have in common.
 
     Raises:
         HierAllreduceError: the towers list the same variables in different orders.
     """
+    uses = Counter(map(id, chain(*variables)))
     rows = []
     for row in variables:
-        levels = [name_of(var).split("/") for var in row]
-        scope = os.path.commonprefix([path[:-1] for path in levels])  # noqa: RUF071  of lists
-        rows.append(["/".join(path[len(scope) :]) for path in levels])
+        paths = [name_of(var).split("/") for var in row]
+        own = [path[:-1] for var, path in zip(row, paths) if uses[id(var)] == 1]
+        scope = os.path.commonprefix(own)  # noqa: RUF071  of lists of levels
+        names = []
+        for var, path in zip(row, paths):
+            is_own = uses[id(var)] == 1
+            names.append("/".join(path[len(scope) :] if is_own else path))
+        rows.append(names)
     for tower, row in enumerate(rows):
         made = ""
         elsewhere = [n for n, name in enumerate(row) if name != rows[0][n]]

@@ -102,6 +102,11 @@ class Step:
         with tf.control_dependencies(after), tf1.device(device):
             return var.read_value()
 
+    def assign(self, var: Any, value: Any, device: Any) -> Any:
+        """Return an op that gives ``var`` a value after the reads of its old one."""
+        with tf1.device(device), tf.control_dependencies(self.reads_of(var)):
+            return var.assign(value, read_value=False)
+
 
 def inputs_of(op: Any) -> List[Any]:
     """Return the ops whose values an op takes."""

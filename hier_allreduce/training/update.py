@@ -171,7 +171,10 @@ def _complete(applied: Applied, towers: Towers, sources: Sources, name: Optional
     step = Step([*towers.grads, *transformed], applied.added, applied.ends)
     columns = columns_of()
     sources.check(applied.ends, step, columns)
-    written = [column for column in columns if any(var.op in step.writers for var in column)]
+    written = []
+    for column in columns:
+        if any(var.op in step.writers for var in column):
+            written.append(column)
     kept().columns.update(by_names(written))
 
     # Writes wait for the step's reads, and new values go to the towers that did not write them.
@@ -215,9 +218,7 @@ def _copies(written: Sequence[Column], applied: Applied, towers: Towers, step: S
             values[n] = step.new_value(columns[n][owner], devices[owner])
         copied = copy_of(values)
         for n, owner in owners.items():
-            others = [tower for tower in range(len(devices)) if tower != owner]
-            for tower in others:
-                var = columns[n][tower]
-                with tf1.device(devices[tower]), tf.control_dependencies(step.reads_of(var)):
-                    assigned.append(var.assign(copied[tower][n], read_value=False))
+            for tower in set(range(len(devices))) - {owner}:
+                var, value = columns[n][tower], copied[tower][n]
+                assigned.append(step.assign(var, value, devices[tower]))
     return assigned

@@ -1,5 +1,6 @@
 """What the sessions of two hosts compare before they run, as programs of users see it."""
 
+import os
 from concurrent import futures
 
 from helpers.clusters import free_addresses
@@ -63,6 +64,29 @@ with cluster.session(config=config) as session:
     print(session.run(rows[1][0]))
 """
     assert printed(TRAINING + program, tmp_path) == ["[4. 8.]"] * 2
+
+
+def test_a_host_that_has_waited_in_vain_may_try_again(tmp_path):
+    os.mkfifo(str(tmp_path / "tried"))
+    impatient = """
+options = {"timeout": 6.0, "start_timeout": 0.1, "stall_timeout": 30.0}
+cluster = Cluster(cluster.hosts, cluster.task, **options)
+"""
+    program = """
+if cluster.task == 1:
+    open("tried").read()
+tries = []
+while not tries or "not all hosts are there" in tries[-1]:
+    try:
+        with cluster.session(config=config) as session:
+            tries.append(str(session.run(rows[1][0])))
+    except ClusterError as error:
+        tries.append(str(error))
+        if len(tries) == 1 and cluster.task == 0:
+            open("tried", "w").close()
+print(tries[-1])
+"""
+    assert printed(impatient + TRAINING + program, tmp_path) == ["[4. 8.]"] * 2
 
 
 def test_a_variable_made_after_the_first_session_is_compared_in_the_next_one(tmp_path):

@@ -400,6 +400,18 @@ def test_variables_in_another_order_on_a_tower_are_an_error(graph, names):
     assert len(allreduce_grads_and_vars(in_one_order, gpus_or_cpus(2))) == 2
 
 
+def test_the_order_beside_a_variable_of_all_towers_counts(graph):
+    shared = tf1.get_variable("shared", [2], use_resource=True)
+    rows = []
+    # Each tower lists its own variables as it has made them.
+    for tower, names in enumerate((("a", "b"), ("b", "a"))):
+        with tf1.variable_scope(f"tower{tower}"):
+            own = [tf1.get_variable(name, [2], use_resource=True) for name in names]
+        rows.append([(tf.zeros([2]), var) for var in (shared, *own)])
+    with pytest.raises(HierAllreduceError, match=f"variable 1 .'b'.*{IN_ORDER}"):
+        allreduce_grads_and_vars(rows, gpus_or_cpus(2))
+
+
 def test_the_order_counts_inside_a_branch(graph):
     names = [["dense/k", "dense_1/k"], ["dense_3/k", "dense_2/k"]]
     pairs = named(names, made_in_order_of=sorted)
@@ -447,7 +459,7 @@ NAMES = [
     ([["layer/w", "layer/b"], ["tower1/layer/w", "tower1/layer/b"]], ["w", "b"]),
     ([["tower0/layer/w", "tower0/b"], ["tower1/layer/w", "tower1/b"]], ["layer/w", "b"]),
     ([["model_0/t1/w", "model_0/t1/b"], ["model_1/t1/w", "model_1/t1/b"]], ["w", "b"]),
-    ([["tower0/w", "all/shared"], ["tower1/w", "all/shared"]], ["tower0/w", "all/shared"]),
+    ([["tower0/w", "all/shared"], ["tower1/w", "all/shared"]], ["w", "all/shared"]),
     ([["w", "t1/b"]], ["w", "t1/b"]),
     (
         [["conv/w", "conv_1/w", "out/w"], ["conv_2/w", "conv_3/w", "out_1/w"]],

@@ -471,6 +471,8 @@ def test_an_input_that_towers_cannot_share_is_an_error_before_training():
 
     feed = tp.FeedInput(Data(BATCH))
     fails(["FeedInput", "same batch", "QueueInput"], train, 2, "sgd", data=feed)
+    staged = tp.StagingInput(tp.QueueInput(Data(BATCH)), 2)
+    fails(["StagingInput", "nr_stage=2", "nr_stage=1"], train, 2, "sgd", data=staged)
 
 
 @in_child

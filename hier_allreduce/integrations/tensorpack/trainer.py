@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 from tensorpack.callbacks import Callback
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput
+from tensorpack.input_source import FeedfreeInput, StagingInput
 from tensorpack.tfutils.common import get_global_step_var
 from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
 from tensorpack.train import SingleCostTrainer
@@ -126,7 +126,12 @@ class HierarchicalTrainer(SingleCostTrainer):
     ) -> List[Callback]:
         """Build towers, all-reduce and updates, and return the callbacks: tensorpack's hook."""
         towers = range(len(self.devices))
-        # tensorpack refuses no such input, and would train all towers alike.
+        # tensorpack refuses neither input: one waits forever, the other trains all towers alike.
+        if isinstance(input, StagingInput) and input._nr_stage > 1:
+            raise HierAllreduceError(
+                f"StagingInput(nr_stage={input._nr_stage}): tensorpack's has room for one element"
+                " of each tower, and would wait forever; nr_stage=1 works"
+            )
         if len(towers) > 1 and not isinstance(input, FeedfreeInput):
             raise HierAllreduceError(
                 f"{type(input).__name__} would give every tower the same batch; use QueueInput,"
