@@ -118,6 +118,17 @@ def test_accumulated_gradients_are_applied_every_kth_step():
     assert [value for name, value in after.items() if name.endswith("counter")] == [9]
 
 
+@in_child
+def test_a_transform_may_leave_out_a_gradient_that_would_be_accumulated():
+    trainer = on_xpus(2, transform=lambda grads: [None, *grads[1:]])
+    found = train(trainer, "accumulate sgd", steps=3)
+    before, after = found["before"], found["after"]
+    changed = {
+        name for name in ("hidden/W", "hidden/b", "out/W", "out/b") if before[name] != after[name]
+    }
+    assert changed == {"hidden/b", "out/W", "out/b"}
+
+
 @pytest.mark.parametrize("niter", [0, -1])
 @in_child
 def test_a_wrong_number_of_steps_to_accumulate_is_an_error(niter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import tensorflow as tf
+from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...compat import tf1
@@ -30,7 +31,9 @@ class OrderedAccumGrad(AccumGradOptimizer):
             HierAllreduceError: ``niter`` is no number of steps.
         """
         steps_of_sum = whole_number(self._niter, "niter", least=1)
-        variables = variables_in(grads_and_vars)
+        # A transform may leave out a gradient, so that its variable stays as it is.
+        pairs = FilterNoneGrad().process(grads_and_vars)
+        variables = variables_in(pairs)
         with tf.control_dependencies(None):
             sums = self._create_accum_slots(variables)
             with tf1.variable_scope(self._name), tf.device("/cpu:0"):
@@ -43,7 +46,7 @@ class OrderedAccumGrad(AccumGradOptimizer):
                 return tf.group(*[total.assign(tf.zeros_like(total)) for total in sums])
 
         with tf1.name_scope("AccumGradOptimizer"):
-            added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(grads_and_vars))]
+            added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(pairs))]
             with tf.control_dependencies([*added, counter.assign_add(1)]):
                 # The read comes after the step was counted, because nothing else orders the two.
                 is_last = tf.equal(counter.read_value() % steps_of_sum, 0)
