@@ -121,9 +121,13 @@ def wait(ops: Iterable[Any], before: Sequence[Any]) -> None:
 
 
 def ops_of_gradients(grads: Iterable[Any]) -> List[Any]:
-    """Return the ops that compute a row of gradients, also the parts of slices."""
-    tensors = tf.nest.flatten(list(grads), expand_composites=True)
-    return [tensor.op for tensor in tensors if isinstance(tensor, tf.Tensor)]
+    """Return the ops that compute a row of gradients, also the values and indices of slices."""
+    ops: List[Any] = []
+    for grad in grads:
+        # A dense_shape is not reduced, and that of one tower is right for an update of all.
+        parts = (grad.values, grad.indices) if isinstance(grad, tf.IndexedSlices) else (grad,)
+        ops += [part.op for part in parts if isinstance(part, tf.Tensor)]
+    return ops
 
 
 # ---- who uses which variable ---------------------------------------------------------------------
@@ -208,7 +212,7 @@ def may_write(op: Any) -> bool:
 
 
 def is_computed(var: Any, writers: Uses) -> bool:
-    """Return whether the graph computes values of ``var`` from variables, iterators or queues.
+    """Return whether the graph computes values of ``var`` from variables, queues, or at random.
 
     What needs none of them was computed elsewhere, such as a checkpoint's, or a layer that another
     framework saved the other way round.
@@ -216,9 +220,9 @@ def is_computed(var: Any, writers: Uses) -> bool:
     for op in set(writers.get(var.op, ())) - {var.initializer}:
         # An op that changes its variable has that as the first input.
         values = op.inputs[1:] if writes(op.type) else op.inputs
-        needed = needed_by((tensor.op for tensor in values), (), inputs_of)
-        if any(is_variable(tensor) for source in needed for tensor in source.outputs):
-            return True
+        for source in needed_by((tensor.op for tensor in values), (), inputs_of):
+            if any(map(is_variable, source.outputs)) or "seed" in source.node_def.attr:
+                return True
     return False
 
 

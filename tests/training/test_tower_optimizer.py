@@ -243,6 +243,20 @@ def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
         optimizer.check_replicas(sess)
 
 
+@UPDATES
+def test_a_transform_may_make_slices_dense(graph, update):
+    """The shape of one tower's table is right for an update of all."""
+    dense = lambda grads: list(map(tf.convert_to_tensor, grads))  # noqa: E731
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(2), update=update, transform=dense)
+    rows = []
+    for [(_, table)] in towers(["table"], count=2, shape=(3, 4)):
+        height = tf.cast(tf.shape(table), tf.int64)
+        rows.append([(tf.IndexedSlices(tf.ones([1, 4]), tf.constant([1]), height), table)])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        assert sess.run(rows[1][0][1])[:, 0].tolist() == [0, -1, 0]
+
+
 @pytest.mark.parametrize("cond", [False, True])
 @UPDATES
 @SCOPES
@@ -1218,6 +1232,17 @@ def test_a_layer_that_is_computed_of_constants_has_to_be_equal(graph, towers_wit
     error = pytest.raises(tf.errors.InvalidArgumentError, match="tower0/body/w")
     with started(loaded) as sess, error:
         sess.run(optimizer.init_op)
+
+
+def test_what_each_tower_draws_anew_is_its_own(graph):
+    """Such as a mask of dropout for a whole sequence, which the program draws between steps."""
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
+    rows, masks = reading(["tower0/mask", "tower1/mask"], optimizer)
+    draws = tf.group(*[mask.assign(tf.random.uniform([])) for mask in masks])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, draws, op, optimizer.init_op, op) as sess:
+        first, second = sess.run(masks)
+        assert first != second
 
 
 def test_the_hook_copies_what_a_later_hook_restores(graph):
