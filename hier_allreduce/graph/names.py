@@ -33,8 +33,8 @@ def variable_names(variables: Sequence[Sequence[Any]], devices: Sequence[Any]) -
     rows = []
     for row in variables:
         paths = [name_of(var).split("/") for var in row]
-        own = [path[:-1] for var, path in zip(row, paths) if uses[id(var)] == 1]
-        scope = os.path.commonprefix(own)  # noqa: RUF071  of lists of levels
+        parents = [path[:-1] for var, path in zip(row, paths) if uses[id(var)] == 1]
+        scope = os.path.commonprefix(parents)  # noqa: RUF071  of lists of levels
         names = []
         for var, path in zip(row, paths):
             is_own = uses[id(var)] == 1
