@@ -78,7 +78,9 @@ def lay_out(
     """
     strategy = call.strategy
     sizes = [column.size for column in columns]  # N
-    plan = plan_for(strategy, len(call.devices), types_of(call.devices) == {"CPU"})
+    order = ready_order(call.rows)
+    is_on_cpu = types_of(call.devices) == {"CPU"}
+    plan = plan_for(strategy, len(call.devices), is_on_cpu)
     # On a lone tower nothing travels, so nothing is packed or cut.
     hosts = hosts_of(call.cluster)
     if len(call.devices) * hosts == 1:
@@ -89,7 +91,7 @@ def lay_out(
         share = max(sum(variable_bytes) // len(call.devices), _LEAST_SHARE)
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, share))
     plan = plan._replace(whole=plan.whole or whole or variable_bytes is not None)
-    chunks = chunks_of(sizes, plan, ready_order(call.rows))
+    chunks = chunks_of(sizes, plan, order)
     chunks = [chunk for chunk in chunks if sizes[chunk.first].dtype]  # C
 
     # In op names a chunk is called after its variable, a packed one after its first.
