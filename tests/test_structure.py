@@ -189,7 +189,7 @@ def test_what_an_owner_pays_for_does_not_grow(monkeypatch):
     limits = {
         "types": 57,
         "decisions": 741,
-        "expression nodes": 27469,
+        "expression nodes": 27474,
         "functions with one use": 145,
     }
     assert {what: counted[what] for what in limits if counted[what] > limits[what]} == {}

@@ -95,7 +95,7 @@ def test_without_an_answer_it_starts_nothing_unless_that_is_meant(program, stdin
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=250)
     said = done.stderr.decode()
     assert done.returncode == 1 and not Path("groups").exists()
-    assert "which really trains" in said
+    assert "which really trains" in said and "goes into a new folder" in said
     assert said.endswith("nothing was started; --yes starts without asking\n")
 
 

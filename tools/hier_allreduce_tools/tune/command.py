@@ -23,7 +23,8 @@ from .run import Runner, noted_signals
 
 _WARNING = f"""\
 Each run starts the program, which really trains: it writes its logs and checkpoints, and a program
-that empties its log folder loses what it has there. {VARIABLE} is set in each run:
+that empties its log folder loses what it has there. What tune writes itself goes into a new folder
+in {tempfile.gettempdir()}, or beside the journal of --continue. {VARIABLE} is set in each run:
     folder = "tune" if "{VARIABLE}" in os.environ else "train_log\""""
 
 
