@@ -13,15 +13,16 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import random
 import statistics
 import time
+from functools import partial
 from typing import Any, Dict, List
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 from baselines import Build, reduction_to_one_device
+from rounds import measured_rounds
 from shapes import load_model
 from tables import check_files, write
 
@@ -55,15 +56,12 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the seconds of each round")
     options = parser.parse_args()
     check_files(options.json)
-    order = random.Random(0)
     rows = [["model", "devices", OURS, THEIRS, "ours ÷ theirs"]]
     results = []
     for model in ("resnet50", "bert_base"):
         for kind in ("gpu", "cpu"):
-            seconds: Dict[str, List[float]] = {name: [] for name in CONTENDERS}
-            for _ in range(1 + options.rounds):
-                for name in order.sample(sorted(CONTENDERS), len(CONTENDERS)):
-                    seconds[name].append(build_s(CONTENDERS[name], model, kind))
+            builds = {name: partial(build_s, CONTENDERS[name], model, kind) for name in CONTENDERS}
+            seconds = measured_rounds(builds, 1 + options.rounds)
             counted = {name: values[1:] for name, values in seconds.items()}  # the first warms up
             results.append({"model": model, "devices": kind, "seconds": counted})
             ours, theirs = (statistics.median(counted[name]) for name in (OURS, THEIRS))

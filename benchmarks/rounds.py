@@ -10,6 +10,7 @@ import random
 import resource
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping
 
@@ -31,18 +32,29 @@ def base_of(name: str) -> str:
     return NOTHING
 
 
+def measured_rounds(
+    measures: Mapping[str, Callable[[], float]], rounds: int
+) -> Dict[str, List[float]]:
+    """Return what each function returns in each round, in which all are called once."""
+    measured: Dict[str, List[float]] = {name: [] for name in measures}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(sorted(measures), len(measures)):
+            measured[name].append(measures[name]())
+    return measured
+
+
 def timed_rounds(
     steps: Mapping[str, Step], rounds: int, scale: float = 1
 ) -> Dict[str, List[float]]:
     """Return the milliseconds of each step of each round, divided by ``scale``."""
-    times: Dict[str, List[float]] = {name: [] for name in steps}
-    order = random.Random(0)
-    for _ in range(rounds):
-        for name in order.sample(sorted(steps), len(steps)):
-            started = time.perf_counter()
-            steps[name]()
-            times[name].append((time.perf_counter() - started) / scale * 1e3)
-    return times
+
+    def timed(step: Step) -> float:
+        started = time.perf_counter()
+        step()
+        return (time.perf_counter() - started) / scale * 1e3
+
+    return measured_rounds({name: partial(timed, step) for name, step in steps.items()}, rounds)
 
 
 def exposed(

@@ -13,15 +13,15 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import random
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from emulated_gpu import plugin  # the tests are no installed package
+from rounds import measured_rounds
 
 REPLICAS, SIZE = 3, 64
 EDGES, NONE = "with edges", "without"
@@ -71,13 +71,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the seconds of each round")
     options = parser.parse_args()
     check_files(options.json)
-    order = random.Random(0)
-    seconds: Dict[str, List[float]] = {EDGES: [], NONE: []}
-    for _ in range(1 + options.rounds):
-        for kind in order.sample(sorted(seconds), len(seconds)):
-            seconds[kind].append(traced_s(kind == EDGES))
-            print(f"{kind}: {seconds[kind][-1]:.1f} s", file=sys.stderr, flush=True)
-    counted: Dict[str, Any] = {kind: values[1:] for kind, values in seconds.items()}  # warm
+    kinds = {EDGES: partial(traced_s, True), NONE: partial(traced_s, False)}
+    seconds = measured_rounds(kinds, 1 + options.rounds)
+    counted = {kind: values[1:] for kind, values in seconds.items()}  # the first warms up
     with_edges, without = (statistics.median(counted[kind]) for kind in (EDGES, NONE))
     ratio = with_edges / without
     print(f"{with_edges:.1f} s with control edges, {without:.1f} s without: {ratio:.3f}")
