@@ -119,8 +119,9 @@ def _takes_edges(devices: Sequence[Any]) -> bool:
     graph = tf1.get_default_graph()
     if graph._get_control_flow_context() is not None:
         return False
-    has_flow = any(op._get_control_flow_context() for op in graph.get_operations())
-    return not (has_flow and orders_effects(graph))
+    if not orders_effects(graph):
+        return True
+    return not any(op._get_control_flow_context() for op in graph.get_operations())
 
 
 def _first_sums(of_pass: Set[Any], totals: Sequence[Any]) -> Dict[Any, int]:

@@ -98,8 +98,8 @@ class Towers(NamedTuple):
         with tf1.device(self.devices[tower]), tf1.name_scope("transform"), added_ops() as added:
             transformed = transform(list(reduced))
         # Where other towers than 0 have a call, too, its state would advance several times a step.
-        states = sorted(op.name for op in added - initial_ops() if has_state(op))
-        if states and tower:
+        states = sorted(op.name for op in added - initial_ops() if has_state(op)) if tower else ()
+        if states:
             raise HierAllreduceError(
                 f"{where(tower, self.devices)}: transform is called for each tower, and"
                 f" {states[0]!r} in it has state, so that it would not do the same in each call;"
